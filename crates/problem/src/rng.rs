@@ -64,6 +64,13 @@ impl Rng {
         options.get(self.below(options.len()))
     }
 
+    /// Puts items into any order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i + 1));
+        }
+    }
+
     /// A standard normal number within ±6 (Irwin–Hall: the sum of twelve uniform numbers minus six).
     /// Integer sums only: `ln` and `cos` in Box–Muller differ between platforms in the last bit.
     pub fn normal(&mut self) -> f32 {

@@ -309,9 +309,10 @@ impl Rig for LocalRig<'_, '_> {
     }
 
     fn read_lse(&mut self, place: usize) -> Result<Option<Vec<f32>>, Trouble> {
-        match self.bench.subjects[self.candidate].writes_lse() {
-            true => self.bench.bed.read_lse(place),
-            false => Ok(None),
+        if self.bench.subjects[self.candidate].writes_lse() {
+            self.bench.bed.read_lse(place)
+        } else {
+            Ok(None)
         }
     }
 

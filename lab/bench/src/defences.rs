@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 pub use flashcore_problem::bulk::Census;
 
 use crate::Expected;
+use crate::report::add_new;
 use crate::subject::Trouble;
 
 /// A candidate bound to buffers on a device. The judge may be in another process than the candidate.
@@ -402,10 +403,7 @@ fn judge_lse(rig: &mut dyn Rig, place: usize, seed: u64, found: &mut Inspection)
         return Ok(None);
     }
     let Some(lse) = rig.read_lse(place)? else {
-        let skipped = "log-sum-exp".to_string();
-        if !found.skipped.contains(&skipped) {
-            found.skipped.push(skipped);
-        }
+        add_new(&mut found.skipped, "log-sum-exp".to_string());
         return Ok(None);
     };
     let of_rows = lse
@@ -454,9 +452,10 @@ fn census(view: &TensorView<'_>, is_written: impl Fn(usize) -> bool + Sync) -> [
     let [batch, seq, ..] = view.layout().shape;
     let counted = (0..batch * seq).into_par_iter().map(|row| {
         let census = Census::of_row(view, row / seq, row % seq);
-        match is_written(row) {
-            true => [census, Census::default()],
-            false => [Census::default(), census],
+        if is_written(row) {
+            [census, Census::default()]
+        } else {
+            [Census::default(), census]
         }
     });
     counted.reduce(|| [Census::default(); 2], both)

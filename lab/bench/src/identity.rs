@@ -116,6 +116,11 @@ impl SubjectInfo {
     }
 }
 
+/// The beginning of a revision, which names it.
+pub(crate) fn short(revision: &str) -> &str {
+    revision.get(..12).unwrap_or(revision)
+}
+
 /// The device that numbers were taken on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

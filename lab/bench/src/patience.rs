@@ -24,9 +24,10 @@ pub struct Needs {
 impl Needs {
     /// Of a problem on `cpu` or `cuda:N`.
     pub fn of(problem: &Problem, device: &str) -> Needs {
-        let rate = match device.starts_with("cuda") {
-            true => SLOW_GPU,
-            false => SLOW_CORE * thread::available_parallelism().map_or(1, usize::from) as f64,
+        let rate = if device.starts_with("cuda") {
+            SLOW_GPU
+        } else {
+            SLOW_CORE * thread::available_parallelism().map_or(1, usize::from) as f64
         };
         let tensors = [
             problem.q_layout(),

@@ -124,9 +124,10 @@ pub fn read(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     let (path, wanted) = apart(name);
     let bad = |reason: String| BenchError::Given(format!("{path}: {reason}"));
     let text = files::read_text_capped(Path::new(path), MOST_BYTES).map_err(|error| bad(error.to_string()))?;
-    let cases = match path.ends_with(".toml") || path.ends_with(".json") {
-        true => cases(&text, path.ends_with(".toml"), dtype),
-        false => of_grid(&text, dtype),
+    let cases = if path.ends_with(".toml") || path.ends_with(".json") {
+        cases(&text, path.ends_with(".toml"), dtype)
+    } else {
+        of_grid(&text, dtype)
     };
     let cases = cases.map_err(bad)?;
     let Some(wanted) = wanted else { return Ok(cases) };
@@ -196,18 +197,18 @@ fn parse(text: &str, is_toml: bool) -> Result<Vec<Entry>, String> {
         return Err(format!("line 1: the file is empty; write {example}"));
     }
     let of_json = |error| place::of_json(text, &error);
-    let Keyed { problems } = match is_toml {
-        true => toml::from_str(text).map_err(|error| place::of_toml(text, &error))?,
-        false if text.trim_start().starts_with('[') => {
-            let Listed(problems) = serde_json::from_str(text).map_err(of_json)?;
-            Keyed { problems }
-        }
-        false => serde_json::from_str(text).map_err(of_json)?,
+    let Keyed { problems } = if is_toml {
+        toml::from_str(text).map_err(|error| place::of_toml(text, &error))?
+    } else if text.trim_start().starts_with('[') {
+        let Listed(problems) = serde_json::from_str(text).map_err(of_json)?;
+        Keyed { problems }
+    } else {
+        serde_json::from_str(text).map_err(of_json)?
     };
-    match problems.is_empty() {
-        true => Err("line 1: `problems` lists no problem".to_string()),
-        false => Ok(problems),
+    if problems.is_empty() {
+        return Err("line 1: `problems` lists no problem".to_string());
     }
+    Ok(problems)
 }
 
 /// Fields of a refused problem: the keys that hold them, and what they are called in a file.

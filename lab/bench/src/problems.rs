@@ -191,12 +191,11 @@ pub fn cases(name: &str, dtype: Option<DType>) -> Result<Vec<Case>> {
     if let Some((_, files)) = SETS.into_iter().find(|(known, _)| *known == of) {
         let usual = if of == FP8 { DType::E4M3 } else { DType::F16 };
         let forward = set(of, files, dtype.unwrap_or(usual))?;
-        return match is_backward {
-            true => {
-                let trained = forward.iter().filter(|case| !has_cache(&case.problem));
-                Ok(trained.map(Case::backward).collect::<Result<_, _>>()?)
-            }
-            false => Ok(forward),
+        return if is_backward {
+            let trained = forward.iter().filter(|case| !has_cache(&case.problem));
+            Ok(trained.map(Case::backward).collect::<Result<_, _>>()?)
+        } else {
+            Ok(forward)
         };
     }
     if let Ok(named) = Problem::named(name) {

@@ -144,9 +144,10 @@ impl Protocol {
                 ..Track::default()
             })
             .collect();
-        let phase = match tracks.is_empty() {
-            true => Phase::Done(Stop::Failed),
-            false => Phase::warm_up(0),
+        let phase = if tracks.is_empty() {
+            Phase::Done(Stop::Failed)
+        } else {
+            Phase::warm_up(0)
         };
         Protocol {
             options: options.clone(),
@@ -286,30 +287,33 @@ impl Protocol {
         };
         let running = self.tracks.iter().filter(|track| !track.failed);
         let quickest_us = running.map(|track| track.estimate_us).fold(f64::INFINITY, f64::min);
-        Some(match quickest_us.is_finite() && quickest_us >= from_us {
-            true => Turns::Steady,
-            false => Turns::Short,
+        Some(if quickest_us.is_finite() && quickest_us >= from_us {
+            Turns::Steady
+        } else {
+            Turns::Short
         })
     }
 
     fn begin_round(&mut self, round: u32) {
         let active = |track: &Track| !track.failed && !track.done;
         let mut order: Vec<usize> = (0..self.tracks.len()).filter(|&i| active(&self.tracks[i])).collect();
-        for last in (1..order.len()).rev() {
-            order.swap(last, self.rng.below(last + 1));
-        }
-        self.phase = match order.is_empty() {
-            true => Phase::Done(Stop::Failed),
-            false => Phase::Round { round, order, next: 0 },
+        self.rng.shuffle(&mut order);
+        self.phase = if order.is_empty() {
+            Phase::Done(Stop::Failed)
+        } else {
+            Phase::Round { round, order, next: 0 }
         };
     }
 
     fn sample(&self, subject: usize, purpose: Purpose) -> Batch {
         let track = &self.tracks[subject];
         let sized = |us: f64| round_up(runs_for(us, track.estimate_us), track.granule);
-        let lead = |us: f64| match track.estimate_us < OUTLASTS_LEAD * us {
-            true => sized(us),
-            false => 0,
+        let lead = |us: f64| {
+            if track.estimate_us < OUTLASTS_LEAD * us {
+                sized(us)
+            } else {
+                0
+            }
         };
         let options = &self.options;
         let (lead, runs) = match (self.mode, self.turns) {

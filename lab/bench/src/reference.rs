@@ -175,9 +175,10 @@ impl ExpectedOutputs {
     /// large ones one after the other, so that only one set of inputs is in memory.
     pub fn add_all(&mut self, problem: &Problem, seeds: &[u64], draw: impl Fn(u64) -> Inputs + Sync) -> Result<()> {
         let output = |&seed: &u64| Ok((seed, expected(problem, seed, &draw(seed))?));
-        let outputs: Result<Vec<_>> = match is_small(problem) {
-            true => seeds.par_iter().map(output).collect(),
-            false => seeds.iter().map(output).collect(),
+        let outputs: Result<Vec<_>> = if is_small(problem) {
+            seeds.par_iter().map(output).collect()
+        } else {
+            seeds.iter().map(output).collect()
         };
         self.by_seed.extend(outputs?);
         Ok(())
@@ -206,28 +207,27 @@ pub fn expected(problem: &Problem, seed: u64, inputs: &Inputs) -> Result<Expecte
         let rows = reference_rows(problem, &q, &k, &v, lengths, &all)?;
         return Ok(Expected::Forward(rows));
     }
-    let rows = match problem.has_lengths() {
-        true => {
-            let between = all
-                .chunks(1 + all.len() / (ROW_HEADS * ROWS_A_HEAD))
-                .map(|rows| rows[0]);
-            let sequences = problem.sequences(lengths)?;
-            let step = 1 + sequences.len() / LAST_ROWS;
-            let last = sequences
-                .iter()
-                .enumerate()
-                .step_by(step)
-                .filter(|(_, one)| one.len_q > 0);
-            let last = last.map(|(b, one)| {
-                let [first, second] = one.q_row(one.len_q - 1);
-                [first, b % problem.num_heads(), second]
-            });
-            let mut rows: Vec<[usize; 3]> = between.chain(last).collect();
-            rows.sort_unstable();
-            rows.dedup();
-            rows.into_iter().map(|row| vec![row]).collect()
-        }
-        false => sampled_rows(problem, seed),
+    let rows = if problem.has_lengths() {
+        let between = all
+            .chunks(1 + all.len() / (ROW_HEADS * ROWS_A_HEAD))
+            .map(|rows| rows[0]);
+        let sequences = problem.sequences(lengths)?;
+        let step = 1 + sequences.len() / LAST_ROWS;
+        let last = sequences
+            .iter()
+            .enumerate()
+            .step_by(step)
+            .filter(|(_, one)| one.len_q > 0);
+        let last = last.map(|(b, one)| {
+            let [first, second] = one.q_row(one.len_q - 1);
+            [first, b % problem.num_heads(), second]
+        });
+        let mut rows: Vec<[usize; 3]> = between.chain(last).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows.into_iter().map(|row| vec![row]).collect()
+    } else {
+        sampled_rows(problem, seed)
     };
     // One head per task: converting its keys to float64 is most of the work.
     let found: Result<Vec<_>, _> = rows

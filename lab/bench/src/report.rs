@@ -177,6 +177,13 @@ impl Report {
     }
 }
 
+/// Adds one that is not there yet.
+pub(crate) fn add_new<T: PartialEq>(all: &mut Vec<T>, one: T) {
+    if !all.contains(&one) {
+        all.push(one);
+    }
+}
+
 #[cfg(test)]
 #[path = "report_tests.rs"]
 pub(crate) mod tests;

@@ -80,13 +80,12 @@ impl Session<'_> {
             let label = subject.info().label.clone();
             let compared = compared(stream, problem, subject.as_mut(), &scores, &want)?;
             self.inspected(&label, &compared);
-            match compared.passed {
-                true => subjects.push(subject),
-                false => {
-                    let wrong = (label, format!("its scores are wrong: {compared}"));
-                    self.report.failed.push(wrong.clone());
-                    absent.push(wrong);
-                }
+            if compared.passed {
+                subjects.push(subject)
+            } else {
+                let wrong = (label, format!("its scores are wrong: {compared}"));
+                self.report.failed.push(wrong.clone());
+                absent.push(wrong);
             }
         }
         for &mode in &self.request.modes {

@@ -189,7 +189,7 @@ pub fn lengths(problem: &Problem, groups: &[Sequences]) -> Result<Lengths<Vec<i3
             }
             let mut rng = Rng::new(PAGES_SEED);
             let mut order: Vec<i32> = (0..pages as i32).collect();
-            (1..pages).rev().for_each(|i| order.swap(i, rng.below(i + 1)));
+            rng.shuffle(&mut order);
             let mut table = vec![-1; batch * max_pages];
             for (table, keys) in table.chunks_mut(max_pages).zip(values(1)) {
                 let from = order.len() - keys.div_ceil(page_size);

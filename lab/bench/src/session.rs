@@ -145,9 +145,10 @@ pub fn run(
     for note in attention.plans().notes() {
         session.note(note.to_string());
     }
-    let launching = match request.plain {
-        true => Launching::Plain,
-        false => Launching::Graph,
+    let launching = if request.plain {
+        Launching::Plain
+    } else {
+        Launching::Graph
     };
     let cache = KernelCache::default();
     for (index, case) in request.cases.iter().enumerate() {
@@ -165,9 +166,10 @@ pub fn run(
                 .iter()
                 .map(|(kernel, error)| left_out(&kernels[*kernel].id(), error));
             absent.extend(failed);
-            let drawn = match request.inspect {
-                true => Drawn::new(case)?,
-                false => Drawn::uninspected(case)?,
+            let drawn = if request.inspect {
+                Drawn::new(case)?
+            } else {
+                Drawn::uninspected(case)?
             };
             drawn
                 .load_into(bench.bed)

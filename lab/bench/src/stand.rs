@@ -17,6 +17,7 @@ use crate::cpu::{CpuBed, CpuStopwatch, CpuSubject};
 use crate::gpu::{GpuBed, GpuStopwatch, GpuTools, KernelSubject, Launching};
 use crate::own::is_own;
 use crate::planted::{Conduct, InFinals, Planted, Spoil};
+use crate::report::add_new;
 use crate::{Absent, BenchError, DeviceIdentity, Request, Result, Subject, Workbench};
 
 /// Words that stand for kernels, problem by problem: what the library uses (a row of a plan table, or what heuristics
@@ -203,11 +204,7 @@ pub(crate) fn built(
     for word in words.iter().filter(|word| !is_own(word)) {
         match ids_of(word, problem, place, cache) {
             // Labels are unique within a measurement.
-            Ok(found) => found.into_iter().map(Ok).for_each(|id| {
-                if !ids.contains(&id) {
-                    ids.push(id);
-                }
-            }),
+            Ok(found) => found.into_iter().for_each(|id| add_new(&mut ids, Ok(id))),
             Err(reason) => ids.push(Err(left_out(word, &reason))),
         }
     }

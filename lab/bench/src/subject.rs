@@ -27,9 +27,10 @@ impl Trouble {
 
     /// The error of this candidate, or of the device if that is lost.
     pub(crate) fn of(self, label: &str) -> BenchError {
-        match self.fatal {
-            true => BenchError::Device(format!("while {label} ran: {self}")),
-            false => BenchError::Failed(format!("{label}: {self}")),
+        if self.fatal {
+            BenchError::Device(format!("while {label} ran: {self}"))
+        } else {
+            BenchError::Failed(format!("{label}: {self}"))
         }
     }
 }

@@ -51,12 +51,11 @@ pub fn memory_map(ledger: &Ledger, log: &Log, title: &str) -> String {
         svg.rect("free", [FROM, y, TO - FROM, (height - 1.0).max(0.5)]);
         let name = format!("{} {} B", buffer.name, buffer.bytes);
         let at = y + (height / 2.0).min(16.0);
-        match at - named_to >= NAME_HEIGHT {
-            true => {
-                svg.text([12.0, at], "", name);
-                named_to = at;
-            }
-            false => unnamed.push(name),
+        if at - named_to >= NAME_HEIGHT {
+            svg.text([12.0, at], "", name);
+            named_to = at;
+        } else {
+            unnamed.push(name)
         }
         // By step and band: bit 0 for read, bit 1 for written.
         let mut cells = vec![[0u8; BANDS]; STEPS];
@@ -156,9 +155,10 @@ pub fn schedule(log: &Log, title: &str) -> String {
 }
 
 fn finish(mut svg: Svg, log: &Log, y: f64) -> String {
-    let cut = match log.is_cut {
-        true => "; accesses after the end of the log are missing",
-        false => "",
+    let cut = if log.is_cut {
+        "; accesses after the end of the log are missing"
+    } else {
+        ""
     };
     let text = format!("{} operations of one cluster under one schedule{cut}", end_of(log));
     svg.text([FROM, y], "", text);

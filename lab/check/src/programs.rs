@@ -55,9 +55,10 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Error> {
 /// # Errors
 /// As [`find`], without the second.
 pub fn find_named(name: &OsStr) -> Result<PathBuf, Error> {
-    match is_name(name) {
-        true => find(name),
-        false => std::path::absolute(name),
+    if is_name(name) {
+        find(name)
+    } else {
+        std::path::absolute(name)
     }
 }
 

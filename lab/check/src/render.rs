@@ -195,9 +195,10 @@ pub fn finding(found: &Found, schedules: usize, width: usize) -> String {
 pub fn problem(problem: &Problem, file: &str, width: usize) -> String {
     let mut out = String::new();
     let kind = problem.kind;
-    let (label, style) = match problem.kind.is_warning() {
-        true => (format!("warning[{kind}]"), STRONG),
-        false => (format!("error[{kind}]"), BAD),
+    let (label, style) = if problem.kind.is_warning() {
+        (format!("warning[{kind}]"), STRONG)
+    } else {
+        (format!("error[{kind}]"), BAD)
     };
     labelled(&mut out, &label, &problem.message, style, width);
     let margin = problem.line.map_or(1, |line| line.to_string().len());

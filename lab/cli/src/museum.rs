@@ -44,10 +44,10 @@ pub(crate) fn list() -> (Page, Value) {
     let mut page = Page::new(format_args!(
         "{HEAD}Museum{HEAD:#} {DIM}(for check; docs/museum.md tells their stories){DIM:#}"
     ));
-    for piece in &PIECES {
+    for piece in PIECES.iter() {
         let name = format!("{PREFIX}{}", piece.name);
         page.line(format_args!("  {name:<25} {}", piece.title));
         page.line(format_args!("  {:<25} {DIM}{}{DIM:#}", "", piece.kind));
     }
-    (page, json!(PIECES))
+    (page, json!(*PIECES))
 }

@@ -288,14 +288,10 @@ impl<'a, 'f> Reader<'a, 'f> {
     fn directive(&mut self, name: &str, line: u32) -> Result<(), PtxError> {
         match name {
             ".reg" => self.declare_registers(line),
-            ".shared" => {
+            ".shared" | ".local" => {
                 let symbols = self.words.list(';', |it| Ok(it.variable(line)?.0))?;
-                self.function.shared.extend(symbols);
-                Ok(())
-            }
-            ".local" => {
-                let symbols = self.words.list(';', |it| Ok(it.variable(line)?.0))?;
-                self.function.local.extend(symbols);
+                let Function { shared, local, .. } = &mut self.function;
+                if name == ".shared" { shared } else { local }.extend(symbols);
                 Ok(())
             }
             ".loc" => self.location(),

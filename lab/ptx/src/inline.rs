@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 
 use crate::body::{Function, Instruction, Registers};
 use crate::module::Module;
-use crate::operand::{Operand, Register};
+use crate::operand::{Operand, Register, callee};
 
 /// Instructions of a kernel with all that it calls.
 const MOST_INSTRUCTIONS: u64 = 1 << 20;
@@ -215,11 +215,7 @@ impl<'a> Inlining<'a> {
 
     /// The function that an instruction calls, if its body can stand there.
     fn callee(&self, name: &str, inst: &Instruction) -> Option<&'a Function> {
-        let callee = inst.operands.iter().find_map(|operand| match operand {
-            Operand::Symbol(name, _) => Some(name.as_str()),
-            _ => None,
-        });
-        let callee = callee.filter(|callee| name == "call" && !self.recursive.contains(callee))?;
+        let callee = callee(&inst.operands).filter(|callee| name == "call" && !self.recursive.contains(callee))?;
         self.by_name.get(callee).copied()
     }
 }

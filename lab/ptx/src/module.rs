@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::body::{Forms, Function, Instruction, Reader};
 use crate::declared::declarations;
 use crate::forms::{Missing, Spelled};
-use crate::operand::Operand;
+use crate::operand::callee;
 use crate::variable::Variable;
 
 /// Calls in one another.
@@ -154,10 +154,7 @@ impl Module {
     pub fn calls<'a>(&'a self, function: &'a Function) -> impl Iterator<Item = (&'a str, &'a Instruction)> {
         function.instructions.iter().filter_map(|inst| {
             let form = self.forms.all[inst.form as usize].as_ref().ok()?;
-            let callee = inst.operands.iter().find_map(|operand| match operand {
-                Operand::Symbol(name, _) => Some(name.as_str()),
-                _ => None,
-            });
+            let callee = callee(&inst.operands);
             callee.filter(|_| form.name() == "call").map(|callee| (callee, inst))
         })
     }

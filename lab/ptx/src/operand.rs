@@ -38,6 +38,14 @@ pub enum Operand {
     Pair(Box<[Operand; 2]>),
 }
 
+/// The function that operands of a call name.
+pub fn callee(operands: &[Operand]) -> Option<&str> {
+    operands.iter().find_map(|operand| match operand {
+        Operand::Symbol(name, _) => Some(name.as_str()),
+        _ => None,
+    })
+}
+
 /// What a row has for an operand: a letter, the registers of a list, the type where it is not the instruction's, `?` if
 /// it may be left out.
 ///

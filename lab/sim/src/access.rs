@@ -360,6 +360,12 @@ impl<'m> Cluster<'m> {
         let regs = cold.values(access);
         let rows: Vec<program::Row> = regs.iter().map(|&reg| machine.program.rows.row(reg)).collect();
         let scratch = access.scratch.map(|regs| regs.map(|reg| machine.program.rows.row(reg)));
+        let plain = |base, at| program::Access {
+            regs: &rows,
+            size: access.size,
+            base,
+            at,
+        };
         for (memory, mask) in kinds.into_iter().filter(|(_, mask)| *mask != 0) {
             match memory {
                 Memory::Global => {
@@ -378,12 +384,7 @@ impl<'m> Cluster<'m> {
                             continue;
                         };
                         warp.registers.set(wide, mask, &addresses);
-                        let plain = program::Access {
-                            regs: &rows,
-                            size: access.size,
-                            base: wide,
-                            at,
-                        };
+                        let plain = plain(wide, at);
                         if access.writes {
                             self.store_global(warp, pc, plain);
                         } else {
@@ -404,12 +405,7 @@ impl<'m> Cluster<'m> {
                             continue;
                         };
                         warp.registers.set(narrow, mask, &narrowed);
-                        let plain = program::Access {
-                            regs: &rows,
-                            size: access.size,
-                            base: narrow,
-                            at,
-                        };
+                        let plain = plain(narrow, at);
                         if access.writes {
                             self.store_shared(warp, pc, plain)
                         } else {

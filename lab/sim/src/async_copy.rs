@@ -102,9 +102,10 @@ impl Cluster<'_> {
             let start = self.machine.regions[usize::from(src.object)].base;
             let offsets = from.map(|base| base.wrapping_add(src.offset as i64 as u64).wrapping_sub(start));
             let to = to.map(|base| base.wrapping_add(dst.offset as u32));
-            self.out.traffic[pc as usize].add(match past_l1 {
-                true => traffic::copied_sectors(&offsets, &to, reading),
-                false => traffic::global(&offsets, reading, bytes),
+            self.out.traffic[pc as usize].add(if past_l1 {
+                traffic::copied_sectors(&offsets, &to, reading)
+            } else {
+                traffic::global(&offsets, reading, bytes)
             });
         }
         let mut too_long = 0;
@@ -129,22 +130,14 @@ impl Cluster<'_> {
             });
         }
         if !self.out.landings.is_empty() {
-            self.out.landings[pc as usize].add(match past_l1 {
-                true => traffic::copied_past_l1(&access.offsets, access.mask),
-                false => traffic::shared(&access.offsets, access.mask, bytes),
-            });
+            let landed = traffic::landed(&access.offsets, access.mask, bytes, past_l1);
+            self.out.landings[pc as usize].add(landed);
         }
         if self.is_logged() {
             self.log_access(warp.index, &access, past_l1);
         }
-        let agent = self.machine.actors.copy_of(32 * warp.index as u32);
-        self.write_shadow(
-            warp,
-            &access,
-            access.pattern_of_writes(),
-            (WriterKind::Agent, agent),
-            None,
-        );
+        let actor = (WriterKind::Agent, self.machine.actors.copy_of(32 * warp.index as u32));
+        self.write_shadow(warp, &access, access.pattern_of_writes(), actor, None);
         let words = bytes as usize / 4;
         for lane in lanes(access.mask) {
             let word = access.offsets[lane] as usize / 4;

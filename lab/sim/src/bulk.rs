@@ -406,9 +406,10 @@ impl<'m> Cluster<'m> {
                 newest
             };
             let read_up_to = reached(&mut stores.unread[lane], &mut stores.reads);
-            let written_up_to = match read {
-                true => None,
-                false => reached(&mut stores.unwritten[lane], &mut stores.writes),
+            let written_up_to = if read {
+                None
+            } else {
+                reached(&mut stores.unwritten[lane], &mut stores.writes)
             };
             let landed = |sum: &Sum| sum.by == (self.linear, thread) && written_up_to.is_some_and(|to| sum.epoch <= to);
             while let Some(which) = self.global.sums.iter().position(landed) {

@@ -233,9 +233,10 @@ impl Clock {
     /// What a thread of cluster `own` knows of the actors of `cluster`; `None` for nothing.
     #[inline(always)]
     pub(crate) fn of(&self, own: u64, cluster: u64) -> Option<&Clock> {
-        match own == cluster {
-            true => Some(self),
-            false => self.others.get(&cluster).map(Rc::as_ref),
+        if own == cluster {
+            Some(self)
+        } else {
+            self.others.get(&cluster).map(Rc::as_ref)
         }
     }
 

@@ -29,23 +29,23 @@ pub(crate) fn not_uniform(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, holds
 #[cold]
 #[inline(never)]
 pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tracked: u32, lanes: u32) {
-    let origin = warp.origins[tracked as usize];
+    let (origin, machine) = (warp.origins[tracked as usize], cluster.machine);
+    let line = || machine.kernel.kernel_line(machine.program.sites[pc as usize]);
     if let Origin::Lanes { pc: shuffle, absent } = origin {
         return cluster.report(FindingKind::MissingLanes, shuffle, None, |cluster| {
-            let machine = cluster.machine;
-            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
             let message = format!(
-                "`shfl.sync` reads from lanes {absent:#010x}, which are not active, and what it gives is used ({line})"
+                "`shfl.sync` reads from lanes {absent:#010x}, which are not active, and what it gives is used ({})",
+                line()
             );
             Details::new(message, cluster.actor(warp.index, lanes))
         });
     }
     if let Origin::Local { pc: load } = origin {
         return cluster.report(FindingKind::NeverWritten, load, None, |cluster| {
-            let machine = cluster.machine;
-            let line = machine.kernel.kernel_line(machine.program.sites[pc as usize]);
-            let message =
-                format!("loads bytes of local memory that these threads have not written, and uses them ({line})");
+            let message = format!(
+                "loads bytes of local memory that these threads have not written, and uses them ({})",
+                line()
+            );
             Details::new(message, cluster.actor(warp.index, lanes))
                 .object("local memory".to_string())
                 .help("initialise the array or the variable where it is declared")
@@ -53,8 +53,8 @@ pub(crate) fn never_written(cluster: &mut Cluster<'_>, warp: &Warp, pc: u32, tra
     }
     let Origin::Register(source) = origin else { return };
     cluster.report(FindingKind::NeverWritten, pc, None, |cluster| {
-        let reg = cluster.machine.program.tracked[source as usize];
-        let name = cluster.machine.kernel.reg_name(reg).unwrap_or("a variable");
+        let reg = machine.program.tracked[source as usize];
+        let name = machine.kernel.reg_name(reg).unwrap_or("a variable");
         let uses = if source == tracked { "reads" } else { "depends on" };
         let message = format!("{uses} register `{name}`, which these lanes have not written");
         Details::new(message, cluster.actor(warp.index, lanes))

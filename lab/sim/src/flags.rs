@@ -99,9 +99,10 @@ impl Cluster<'_> {
         if let Some(released) = released {
             join_clocks(&mut carried, &released);
         }
-        match carried.is_empty() {
-            true => _ = self.global.flags.remove(&place),
-            false => _ = self.global.flags.insert(place, carried),
+        if carried.is_empty() {
+            _ = self.global.flags.remove(&place)
+        } else {
+            _ = self.global.flags.insert(place, carried)
         }
     }
 }

@@ -97,12 +97,11 @@ impl Cluster<'_> {
                 other.lanes.trailing_zeros(),
                 if past.lanes == 0 { "wrote" } else { "reads" },
             );
-            details.other(other).help(match abroad {
-                true => {
-                    "let the earlier block release a flag at gpu scope after its access, and the later one acquire it \
+            details.other(other).help(if abroad {
+                "let the earlier block release a flag at gpu scope after its access, and the later one acquire it \
                      before its own (`store_release` or `add_release`, `load_acquire`; or fences and an atomic)"
-                }
-                false => "put a barrier between them, or give each thread its own bytes",
+            } else {
+                "put a barrier between them, or give each thread its own bytes"
             })
         });
     }

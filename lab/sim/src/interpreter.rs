@@ -417,15 +417,12 @@ fn release(warp: &mut Warp, pc: u32) -> (u32, u32) {
     warp.splits.release(pc, warp.active).unwrap_or((pc, warp.active))
 }
 
-/// Ends the time slice at an operation.
-fn stop_at(warp: &mut Warp, pc: u32) -> Stop {
-    warp.pc = pc;
-    Stop::SliceEnd
-}
-
 /// Ends the time slice at an operation that must be executed again.
 fn stop_unless(done: bool, warp: &mut Warp, pc: u32) -> Option<Stop> {
-    (!done).then(|| stop_at(warp, pc))
+    (!done).then(|| {
+        warp.pc = pc;
+        Stop::SliceEnd
+    })
 }
 
 /// Reports lanes that divide by zero.

@@ -58,10 +58,7 @@ impl Access {
     /// Bank passes of the access with these offsets, relative to any multiple of 128 bytes, and the
     /// minimum for the same number of bytes.
     pub fn passes_at(&self, offsets: &[u32; 32]) -> (u64, u64) {
-        let traffic = match self.past_l1 {
-            true => traffic::copied_past_l1(offsets, self.lanes),
-            false => traffic::shared(offsets, self.lanes, self.bytes),
-        };
+        let traffic = traffic::landed(offsets, self.lanes, self.bytes, self.past_l1);
         (traffic.transactions, traffic.ideal)
     }
 }
@@ -106,12 +103,7 @@ impl Cluster<'_> {
     pub(crate) fn count_ideal(&mut self, pc: u32, transactions: u32) {
         if !self.out.traffic.is_empty() {
             let transactions = u64::from(transactions);
-            self.out.traffic[pc as usize].add(Traffic {
-                requests: 1,
-                transactions,
-                ideal: transactions,
-                shared: 0,
-            });
+            self.out.traffic[pc as usize].add(Traffic::of(transactions, transactions));
         }
     }
 

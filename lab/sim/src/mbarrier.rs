@@ -199,13 +199,8 @@ impl Cluster<'_> {
             if mbarrier.pending == 0 && !arrival.ends {
                 let help =
                     "let another arrival end the phase: what this one does then is undefined (PTX ISA, `mbarrier`)";
-                self.mbarrier_misuse(
-                    warp.lane(pc, lane),
-                    number,
-                    None,
-                    "is completed by `arrive.noComplete`",
-                    help,
-                );
+                let what = "is completed by `arrive.noComplete`";
+                self.mbarrier_misuse(warp.lane(pc, lane), number, None, what, help);
             }
             let Some(mbarrier) = &mut self.mbarriers[number as usize] else {
                 continue;

@@ -202,15 +202,16 @@ fn report(
         let name = machine.launch.buffers[slot].name;
         let byte = ((page as usize) << PAGE_SHIFT) + machine.unit() * cell;
         let (a, b) = (actor(second), actor(first));
-        let message = match both_write {
-            true => format!(
+        let message = if both_write {
+            format!(
                 "blocks {:?} and {:?} both write byte {byte} of buffer `{name}`",
                 b.block, a.block
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "block {:?} reads byte {byte} of buffer `{name}`, which block {:?} writes",
                 a.block, b.block
-            ),
+            )
         };
         Details::new(message, a)
             .other(b)

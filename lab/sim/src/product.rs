@@ -226,9 +226,12 @@ impl Cluster<'_> {
     /// Checks the register rules: fenced after the last write, and not used by other products.
     fn check_product_registers(&mut self, warp: &Warp, pc: u32, n: u32, d: u16, a: Option<u16>) {
         let state = |fragment: u16| &warp.asynchronous.fragments[usize::from(fragment)];
-        let is_used = |&fragment: &u16| match fragment == d {
-            true => state(d).readers > 0 || state(d).writers > 0 && state(d).n != n,
-            false => state(fragment).writers > 0,
+        let is_used = |&fragment: &u16| {
+            if fragment == d {
+                state(d).readers > 0 || state(d).writers > 0 && state(d).n != n
+            } else {
+                state(fragment).writers > 0
+            }
         };
         let mut fragments = [Some(d), a].into_iter().flatten();
         let in_use = fragments.clone().find(is_used);

@@ -250,10 +250,8 @@ impl Cluster<'_> {
             .object(buffer.name.clone())
             .bytes((start, start + bytes))
             .element(vec![i64::from(stage), i64::from(row), i64::from(col)]);
-        let in_stage = match buffer.stages > 1 {
-            true => format!("stage {stage}, "),
-            false => String::new(),
-        };
+        let in_stage = (buffer.stages > 1).then(|| format!("stage {stage}, "));
+        let in_stage = in_stage.unwrap_or_default();
         let text = format!(
             "bytes {start}..{} of shared buffer `{}` ({in_stage}row {row}, column {col})",
             start + bytes,

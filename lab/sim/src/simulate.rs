@@ -47,15 +47,12 @@ const WAVE: u64 = 64;
 ///
 /// # Errors
 /// The launch does not fit the kernel, or needs a feature that the simulator does not support.
-pub fn simulate<B>(
+pub fn simulate<B: AsRef<[u8]> + AsMut<[u8]>>(
     kernel: &Kernel,
     launch: &Launch,
     buffers: &mut [B],
     options: &SimOptions,
-) -> Result<SimReport, SimError>
-where
-    B: AsRef<[u8]> + AsMut<[u8]>,
-{
+) -> Result<SimReport, SimError> {
     let code = Code::of(kernel)?;
     run_code(kernel, &code, launch, buffers, options)
 }
@@ -65,10 +62,11 @@ impl PtxKernel {
     ///
     /// # Errors
     /// The launch does not fit the kernel.
-    pub fn simulate<B>(&self, buffers: &mut [B], options: &SimOptions) -> Result<SimReport, SimError>
-    where
-        B: AsRef<[u8]> + AsMut<[u8]>,
-    {
+    pub fn simulate<B: AsRef<[u8]> + AsMut<[u8]>>(
+        &self,
+        buffers: &mut [B],
+        options: &SimOptions,
+    ) -> Result<SimReport, SimError> {
         let mut all: Vec<Vec<u8>> = buffers.iter().map(|buffer| buffer.as_ref().to_vec()).collect();
         all.extend(self.variables.iter().cloned());
         let report = run_code(&self.kernel, &self.code, &self.launch, &mut all, options)?;
@@ -79,16 +77,13 @@ impl PtxKernel {
     }
 }
 
-fn run_code<B>(
+fn run_code<B: AsRef<[u8]> + AsMut<[u8]>>(
     kernel: &Kernel,
     code: &Code,
     launch: &Launch,
     buffers: &mut [B],
     options: &SimOptions,
-) -> Result<SimReport, SimError>
-where
-    B: AsRef<[u8]> + AsMut<[u8]>,
-{
+) -> Result<SimReport, SimError> {
     let bytes: Vec<u64> = buffers.iter().map(|b| b.as_ref().len() as u64).collect();
     let machine = Machine::new(kernel, code, launch, &bytes, options)?;
     let tables: Vec<Vec<u8>> = launch

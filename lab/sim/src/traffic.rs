@@ -26,6 +26,16 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
+    /// Of one request.
+    pub(crate) fn of(transactions: u64, ideal: u64) -> Traffic {
+        Traffic {
+            requests: 1,
+            transactions,
+            ideal,
+            shared: 0,
+        }
+    }
+
     pub(crate) fn add(&mut self, other: Traffic) {
         self.requests += other.requests;
         self.transactions += other.transactions;
@@ -49,10 +59,7 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
         8 => 16,
         _ => 32,
     };
-    let mut traffic = Traffic {
-        requests: 1,
-        ..Traffic::default()
-    };
+    let mut traffic = Traffic::of(0, 0);
     for lanes in phases(offsets, mask, lanes_a_phase) {
         let lanes = lanes.filter(|lane| mask >> lane & 1 != 0);
         let words_a_lane = (bytes as usize / 4).max(1);
@@ -67,12 +74,18 @@ pub(crate) fn shared(offsets: &[u32; 32], mask: u32, bytes: u32) -> Traffic {
     traffic
 }
 
+/// Bank passes at the destination of copies of `bytes` per lane.
+pub(crate) fn landed(offsets: &[u32; 32], mask: u32, bytes: u32, past_l1: bool) -> Traffic {
+    if past_l1 {
+        copied_past_l1(offsets, mask)
+    } else {
+        shared(offsets, mask, bytes)
+    }
+}
+
 /// Bank passes at the destination of 16-byte copies that bypass L1.
 pub(crate) fn copied_past_l1(offsets: &[u32; 32], mask: u32) -> Traffic {
-    let mut traffic = Traffic {
-        requests: 1,
-        ..Traffic::default()
-    };
+    let mut traffic = Traffic::of(0, 0);
     for quarter in 0..4 {
         let lanes: Vec<usize> = (8 * quarter..8 * quarter + 8)
             .filter(|lane| mask >> lane & 1 != 0)
@@ -115,9 +128,10 @@ fn phases(offsets: &[u32; 32], mask: u32, lanes_a_phase: usize) -> impl Iterator
     let mut first = 0;
     let mut ranges = Vec::with_capacity(32 / lanes_a_phase);
     while first < 32 {
-        let end = match first % (2 * lanes_a_phase) == 0 && joined(first) {
-            true => first + 2 * lanes_a_phase,
-            false => first + lanes_a_phase,
+        let end = if first % (2 * lanes_a_phase) == 0 && joined(first) {
+            first + 2 * lanes_a_phase
+        } else {
+            first + lanes_a_phase
         };
         ranges.push(first..end);
         first = end;
@@ -136,12 +150,8 @@ pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: u32) -> Vec<u64> {
 pub(crate) fn global(offsets: &[u64; 32], mask: u32, bytes: u32) -> Traffic {
     let sectors = sectors(offsets, mask, bytes);
     let all = distinct(lanes(mask).map(|lane| offsets[lane]));
-    Traffic {
-        requests: 1,
-        transactions: sectors.len() as u64,
-        ideal: (all.len() as u64 * u64::from(bytes)).div_ceil(32),
-        shared: 0,
-    }
+    let ideal = (all.len() as u64 * u64::from(bytes)).div_ceil(32);
+    Traffic::of(sectors.len() as u64, ideal)
 }
 
 #[cfg(test)]

@@ -63,6 +63,22 @@ pub(crate) struct Parts<'k> {
     pub(crate) to: Vec<Reg>,
 }
 
+impl<'k> Parts<'k> {
+    fn new(
+        moves: Moves<'k>,
+        from: impl IntoIterator<Item = Option<Reg>>,
+        checked: Vec<Reg>,
+        to: Vec<Reg>,
+    ) -> Parts<'k> {
+        Parts {
+            moves,
+            from: from.into_iter().collect(),
+            checked,
+            to,
+        }
+    }
+}
+
 fn register(operand: &Operand) -> Option<Reg> {
     match operand {
         Operand::Reg(reg) => Some(*reg),
@@ -76,25 +92,13 @@ pub(crate) fn parts<'k>(step: &'k Step, has_local: bool, halves: &Halves) -> Par
     if let Some((Op::Pack16(_), _, reads)) = fast(step) {
         let used = halves.of(to[0]);
         let of = |(at, operand): (usize, &Operand)| register(operand).filter(|_| used >> at & 1 != 0);
-        return Parts {
-            moves: Moves::Each,
-            from: reads.iter().enumerate().map(of).collect(),
-            checked: Vec::new(),
-            to,
-        };
+        return Parts::new(Moves::Each, reads.iter().enumerate().map(of), Vec::new(), to);
     }
-    let all = |moves, reads: Vec<Reg>, to| Parts {
-        moves,
-        from: reads.into_iter().map(Some).collect(),
-        checked: Vec::new(),
-        to,
-    };
+    let all = |moves, reads: Vec<Reg>, to| Parts::new(moves, reads.into_iter().map(Some), Vec::new(), to);
     // The first operand moves.
-    let first = |moves, cold: &Cold, to| Parts {
-        moves,
-        from: vec![register(&cold.reads[0])],
-        checked: cold.reads[1..].iter().filter_map(register).collect(),
-        to,
+    let first = |moves, cold: &Cold, to| {
+        let checked = cold.reads[1..].iter().filter_map(register).collect();
+        Parts::new(moves, [register(&cold.reads[0])], checked, to)
     };
     match step {
         Step::Inst(inst) | Step::Like(inst, _) => match inst {
@@ -113,12 +117,10 @@ pub(crate) fn parts<'k>(step: &'k Step, has_local: bool, halves: &Halves) -> Par
             _ => decides(reads, to),
         },
         Step::Cold(cold) => match (&cold.what, &cold.reads[..]) {
-            (What::Scalar(_) | What::Fast(..), [a, b, Operand::Reg(cond)]) if cond.class == RegClass::Pred => Parts {
-                moves: Moves::Chosen(*cond),
-                from: vec![Some(*cond), register(a), register(b)],
-                checked: Vec::new(),
-                to,
-            },
+            (What::Scalar(_) | What::Fast(..), [a, b, Operand::Reg(cond)]) if cond.class == RegClass::Pred => {
+                let from = [Some(*cond), register(a), register(b)];
+                Parts::new(Moves::Chosen(*cond), from, Vec::new(), to)
+            }
             (What::Scalar(_) | What::Fast(..) | What::Test(..), _) => all(Moves::Each, reads, to),
             (What::Shfl(mode), _) => first(Moves::Shuffle(*mode, cold), cold, to[..1].to_vec()),
             (What::Vote(_) | What::Match(_) | What::Redux(..), _) => first(Moves::Together, cold, to),
@@ -139,13 +141,12 @@ pub(crate) fn parts<'k>(step: &'k Step, has_local: bool, halves: &Halves) -> Par
                         vec![register(base)],
                     ),
                 };
-                let (checked, to) = (checked.into_iter().flatten().collect(), cold.writes.clone());
-                Parts {
+                Parts::new(
                     moves,
                     from,
-                    checked,
-                    to,
-                }
+                    checked.into_iter().flatten().collect(),
+                    cold.writes.clone(),
+                )
             }
             _ => decides(reads, to),
         },
@@ -227,12 +228,7 @@ impl Halves {
 
 /// A step that no value moves by.
 fn decides<'k>(checked: Vec<Reg>, to: Vec<Reg>) -> Parts<'k> {
-    Parts {
-        moves: Moves::Each,
-        from: Vec::new(),
-        checked,
-        to,
-    }
+    Parts::new(Moves::Each, [], checked, to)
 }
 
 impl Code {

@@ -334,9 +334,7 @@ fn draw_rotary(rng: &mut Rng, append: &Append) -> Rotary {
 
 fn shuffled(rng: &mut Rng, count: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..count).collect();
-    for i in (1..count).rev() {
-        all.swap(i, rng.below(i + 1));
-    }
+    rng.shuffle(&mut all);
     all
 }
 

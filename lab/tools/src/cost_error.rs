@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use flashcore_bench::micro::DeviceRates;
-use flashcore_bench::{Agreement, Timed};
+use flashcore_bench::{Agreement, Timed, problem_text};
 use flashcore_check::cost::card;
 use flashcore_ir::{Profile, files};
 use flashcore_kernels::KernelCache;
-use flashcore_problem::{DType, Mask, Problem};
+use flashcore_problem::Problem;
 
 /// Compares the cost model with measured times.
 ///
@@ -71,7 +71,7 @@ fn read(text: &str) -> Vec<Timed> {
         (how == "hot" || how.starts_with("hot (") && how.ends_with(" turns)")).then_some(())?;
         Some(Timed {
             problem: field("problem")?.to_string(),
-            shape: problem(field("shape")?).or_else(|| named(field("problem")?, field("shape")?))?,
+            shape: problem(field("problem")?, field("shape")?)?,
             config: field("subject")?.parse().ok()?,
             micros: field("p50_us")?.parse().ok()?,
         })
@@ -79,30 +79,11 @@ fn read(text: &str) -> Vec<Timed> {
     text.lines().skip(1).filter_map(from_csv).collect()
 }
 
-/// The problem of a name, if this is what it prints.
-fn named(name: &str, text: &str) -> Option<Problem> {
-    Problem::named(name).ok().filter(|problem| problem.to_string() == text)
-}
-
-/// Reads what a problem with a full or a causal mask prints; `None` for any other text.
-fn problem(text: &str) -> Option<Problem> {
-    let words: Vec<&str> = text.split(' ').collect();
-    let [batch, heads, seq_q, seq_kv, head_dim, dtype, mask] = words[..] else {
-        return None;
-    };
-    let number = |text: &str, prefix: &str| text.strip_prefix(prefix)?.parse::<usize>().ok();
-    let (heads, kv_heads) = heads.strip_prefix('H')?.split_once('/')?;
-    let built = Problem::builder()
-        .batch(number(batch, "B")?)
-        .heads(heads.parse().ok()?, kv_heads.parse().ok()?)
-        .seq_len(number(seq_kv, "Skv")?)
-        .seq_len_q(number(seq_q, "Sq")?)
-        .head_dim(number(head_dim, "D")?)
-        .dtype(DType::from_name(dtype)?)
-        .mask(Mask::from_name(mask)?)
-        .build()
-        .ok()?;
-    (built.to_string() == text).then_some(built)
+/// The problem of a name or of a text, if this is what it prints.
+fn problem(name: &str, text: &str) -> Option<Problem> {
+    let prints = |problem: &Problem| problem.to_string() == text;
+    let read = || problem_text::read(text)?.ok().filter(prints);
+    Problem::named(name).ok().filter(prints).or_else(read)
 }
 
 #[cfg(test)]

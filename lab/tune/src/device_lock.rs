@@ -68,9 +68,10 @@ impl DeviceLock {
                 Err(TryLockError::WouldBlock) if interrupt.is_asked() => return None,
                 Err(TryLockError::WouldBlock) => {}
             }
-            let now = match began.elapsed() > LATE {
-                true => Waits::Long,
-                false => Waits::Begun,
+            let now = if began.elapsed() > LATE {
+                Waits::Long
+            } else {
+                Waits::Begun
             };
             if said != Some(now) {
                 told(now);

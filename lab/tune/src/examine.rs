@@ -150,10 +150,7 @@ impl Examiner<'_> {
 
     fn gates(&mut self, number: usize, id: &str, best: Option<&Trial>) -> Result<Found, Stop> {
         let computes = self.computes()?;
-        let unjudged = match computes {
-            true => self.adversaries(id)?,
-            false => Vec::new(),
-        };
+        let unjudged = if computes { self.adversaries(id)? } else { Vec::new() };
         // A candidate is timed against the best, and the first one alone.
         let mut kernels = vec![id.to_string()];
         kernels.extend(best.filter(|best| best.id != id).map(|best| best.id.clone()));

@@ -94,9 +94,10 @@ impl Told {
                 (None, _) => "No candidate is left that may be used.".to_string(),
                 (Some(winner), None) => format!("The kernel to use is {winner}{}.", whose(winner, &self.origin.path)),
                 (Some(winner), Some((gain, ends))) => {
-                    let ends = match is_point(ends) {
-                        true => String::new(),
-                        false => format!(" (interval {:.1} to {:.1} %)", 100.0 * ends.lo, 100.0 * ends.hi),
+                    let ends = if is_point(ends) {
+                        String::new()
+                    } else {
+                        format!(" (interval {:.1} to {:.1} %)", 100.0 * ends.lo, 100.0 * ends.hi)
                     };
                     let (gain, start, whose) = (100.0 * gain, &board.start, whose(winner, &self.origin.path));
                     format!(
@@ -284,9 +285,10 @@ impl Told {
 }
 
 fn interval(ends: Interval) -> String {
-    match is_point(ends) {
-        true => String::new(),
-        false => span(ends, |end| format!("{end:.3}")),
+    if is_point(ends) {
+        String::new()
+    } else {
+        span(ends, |end| format!("{end:.3}"))
     }
 }
 

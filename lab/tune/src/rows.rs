@@ -36,9 +36,10 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
     }
     let ((ones, one_lse), (others, other_lse)) = (values(problem, one), values(problem, other));
     let is_backward = problem.direction() == Direction::Backward;
-    let tolerance = match is_backward {
-        true => Tolerance::of_gradient(problem.dtype()),
-        false => Tolerance::of(problem.dtype()),
+    let tolerance = if is_backward {
+        Tolerance::of_gradient(problem.dtype())
+    } else {
+        Tolerance::of(problem.dtype())
     };
     let beyond = |x: f64, y: f64, more: f64| match (x - y).abs() - tolerance.allowed(y) - more {
         // Also equal infinities, of a row without a visible key.
@@ -51,9 +52,10 @@ pub(crate) fn differing(problem: &Problem, one: &Written, other: &Written) -> Ve
         let (one, other) = (ones[output].view(), others[output].view());
         let [_, rows, heads, columns] = one.layout().shape;
         let squares = (0..columns).map(|d| other.value(b, s, h, d).powi(2));
-        let more = match is_backward {
-            true => 8.0 / 3.0 * tolerance.rtol * (squares.sum::<f64>() / columns as f64).sqrt(),
-            false => 0.0,
+        let more = if is_backward {
+            8.0 / 3.0 * tolerance.rtol * (squares.sum::<f64>() / columns as f64).sqrt()
+        } else {
+            0.0
         };
         let columns = (0..columns).map(|d| beyond(one.value(b, s, h, d), other.value(b, s, h, d), more));
         let at = (b * heads + h) * rows + s;

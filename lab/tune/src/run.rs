@@ -158,9 +158,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     let worker = |device: &String| new(device).confined(policy.clone());
     let mut workers: Vec<Worker> = devices.iter().map(worker).collect();
     let header = header(&request, window, hellos(&mut workers)?)?;
-    let (journal, before) = match request.resume {
-        true => Journal::resume(&request.folder, &header)?,
-        false => (Journal::begin(&request.folder, &header)?, Vec::new()),
+    let (journal, before) = if request.resume {
+        Journal::resume(&request.folder, &header)?
+    } else {
+        (Journal::begin(&request.folder, &header)?, Vec::new())
     };
     let needed = before
         .iter()
@@ -247,9 +248,10 @@ pub fn run(request: Request, watcher: &mut dyn Watcher) -> Result<Outcome, TuneE
     if let Some(claims) = claims.as_ref().filter(|_| !cut_off) {
         journal.keep(CLAIMS, claims)?;
     }
-    let seconds = match nothing_new {
-        true => seconds_before,
-        false => seconds_before + began.elapsed().as_secs_f64(),
+    let seconds = if nothing_new {
+        seconds_before
+    } else {
+        seconds_before + began.elapsed().as_secs_f64()
     };
     journal.keep(SECONDS, &seconds)?;
     Ok(Outcome {

@@ -66,9 +66,10 @@ impl fmt::Display for Verdict {
 /// Text of a ratio of times: `× 1.071 [1.050, 1.092]` takes 1.071 times as long. Predictions have no interval.
 pub fn times_as_long(value: f64, interval: Interval) -> String {
     let times = table::times(value);
-    match is_point(interval) {
-        true => format!("× {times}"),
-        false => format!("× {times} {}", table::bracketed(Some(interval))),
+    if is_point(interval) {
+        format!("× {times}")
+    } else {
+        format!("× {times} {}", table::bracketed(Some(interval)))
     }
 }
 
@@ -194,9 +195,10 @@ impl History {
         let own = |trial: &&Trial| trial.timed.is_some() && trial.same_as.is_none();
         let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
         self.trials.iter().filter(own).reduce(|best, trial| {
-            match trial.verdict == Verdict::Faster && score(trial) < score(best) {
-                true => trial,
-                false => best,
+            if trial.verdict == Verdict::Faster && score(trial) < score(best) {
+                trial
+            } else {
+                best
             }
         })
     }

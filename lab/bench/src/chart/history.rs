@@ -26,10 +26,8 @@ pub fn history(title: &str, trials: usize, timed: &[(usize, f64)]) -> Drawing {
     let mut path = String::new();
     for (trial, score) in timed {
         if *score < best {
-            path.push_str(&match best.is_finite() {
-                true => format!("H{}V{}", x(*trial), y(*score)),
-                false => format!("M{} {}", x(*trial), y(*score)),
-            });
+            let [to, down] = if best.is_finite() { ["H", "V"] } else { ["M", " "] };
+            path.push_str(&format!("{to}{}{down}{}", x(*trial), y(*score)));
             best = *score;
         }
     }

@@ -4,6 +4,7 @@ mod draw;
 
 use flashcore_problem::{Direction, Mask, Problem};
 
+use crate::report::add_new;
 use crate::{BenchError, CaseResult, Measured, Mode, Report, Result, date};
 
 /// The lines, in the order of the legend: the label of a peer, what its line is called, its class in the SVG, and its
@@ -95,15 +96,9 @@ impl Speed {
                 Direction::Forward => problem.dtype().name().to_string(),
                 Direction::Backward => format!("{} backward", problem.dtype()),
             };
-            if !how.contains(&dtype) {
-                how.push(dtype);
-            }
-            if !modes.contains(&mode) {
-                modes.push(mode);
-            }
-            if !work.contains(&work_of(problem)) {
-                work.push(work_of(problem));
-            }
+            add_new(&mut how, dtype);
+            add_new(&mut modes, mode);
+            add_new(&mut work, work_of(problem));
             for point in (0..SERIES.len()).filter_map(|series| best(result, series)) {
                 chart.add(point)?;
             }

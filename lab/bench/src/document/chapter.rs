@@ -7,6 +7,7 @@ use flashcore_problem::Direction;
 
 use super::{Section, errors, hardware, origins, speeds, summary};
 use crate::gather::{EvidenceId, Gathered, Origin, Profiled, Timing};
+use crate::report::add_new;
 use crate::{DeviceIdentity, Measured, Mode};
 
 /// Letters of a board's identity that a heading has: `GPU-` and eight digits.
@@ -139,10 +140,7 @@ impl<'g> Chapter<'g> {
     pub(super) fn runs_of(&self, timings: &[&Timing]) -> Vec<EvidenceId> {
         let mut ids: Vec<EvidenceId> = Vec::new();
         for timing in timings {
-            let id = &self.origin(timing).id;
-            if !ids.contains(id) {
-                ids.push(id.clone());
-            }
+            add_new(&mut ids, self.origin(timing).id.clone());
         }
         ids
     }

@@ -2,6 +2,7 @@
 
 use super::chapter::Chapter;
 use super::{Cell, Section, Table};
+use crate::identity::short;
 
 pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::new("Provenance");
@@ -23,9 +24,4 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     }
     section.tabulate(table);
     section
-}
-
-/// The beginning of a revision, which names it.
-fn short(revision: &str) -> &str {
-    revision.get(..12).unwrap_or(revision)
 }

@@ -19,10 +19,7 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
     let mut section = Section::chapter(chapter.title());
     let mut dates: Vec<&str> = chapter.origins.iter().map(|origin| origin.date.as_str()).collect();
     dates.sort_unstable();
-    let (first, last) = (
-        dates.first().copied().unwrap_or_default(),
-        dates.last().copied().unwrap_or_default(),
-    );
+    let [first, last] = [dates.first(), dates.last()].map(|date| date.copied().unwrap_or_default());
     let when = if first == last {
         first.to_string()
     } else {
@@ -68,9 +65,10 @@ pub(super) fn section(chapter: &Chapter<'_>) -> Section {
         }
     }
     sentences.extend(super::errors::largest(chapter));
-    match sentences.is_empty() {
-        true => section.say("No kernel was timed on a problem here."),
-        false => section.blocks.push(Block::Sentences(sentences)),
+    if sentences.is_empty() {
+        section.say("No kernel was timed on a problem here.")
+    } else {
+        section.blocks.push(Block::Sentences(sentences))
     }
     bars.into_iter()
         .for_each(|(drawing, description)| section.draw(drawing, description));

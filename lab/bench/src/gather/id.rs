@@ -3,7 +3,8 @@
 use std::fmt;
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
+
+use crate::own::sha256;
 
 /// Digits of an id: with 10,000 numbers in one report, two share an id with a probability of 5 in 100,000.
 const DIGITS: usize = 10;
@@ -27,14 +28,9 @@ impl EvidenceId {
     /// assert!(id.begins(&id.to_string()[..4]) && !id.begins("") && !id.begins("xyzw"));
     /// ```
     pub fn of(parts: &[&str]) -> EvidenceId {
-        let mut hash = Sha256::new();
-        for part in parts {
-            // Lengths keep `a`, `bc` and `ab`, `c` apart.
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        let digits = hash.finalize();
-        let digits: String = digits.iter().map(|byte| format!("{byte:02x}")).collect();
+        // Lengths keep `a`, `bc` and `ab`, `c` apart.
+        let bytes = |part: &&str| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat();
+        let digits = sha256(parts.iter().map(bytes).collect::<Vec<_>>().concat());
         EvidenceId(digits[..DIGITS].to_string())
     }
 

@@ -218,13 +218,13 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
     }
     let unread = |error| BenchError::Given(format!("{}: {error}", path.display()));
     let files = files_in(path, "jsonl").map_err(unread)?;
-    match files.is_empty() {
-        true => Err(BenchError::Given(format!(
+    if files.is_empty() {
+        return Err(BenchError::Given(format!(
             "{} has no evidence: no file in it ends in .jsonl",
             path.display()
-        ))),
-        false => Ok(files),
+        )));
     }
+    Ok(files)
 }
 
 #[cfg(test)]

@@ -138,9 +138,10 @@ impl Task {
         // The variance of a score, from a sum over head_dim products of normal numbers.
         let variance = scale * scale * problem.head_dim() as f64;
         let missing = 2.0 * (OUTPUT_STD / output_std(keys, variance)).ln();
-        match missing > 0.0 {
-            true => (((variance + missing) / variance).sqrt() * 100.0).ceil() / 100.0,
-            false => 1.0,
+        if missing > 0.0 {
+            (((variance + missing) / variance).sqrt() * 100.0).ceil() / 100.0
+        } else {
+            1.0
         }
     }
 
@@ -179,9 +180,12 @@ impl Task {
             DType::F32 => "float32",
             _ => "float16",
         };
-        let axes = |seq: &str, heads: &str, columns: &str| match self.is_bhsd {
-            true => format!("(batch, {heads}, {seq}, {columns})"),
-            false => format!("(batch, {seq}, {heads}, {columns})"),
+        let axes = |seq: &str, heads: &str, columns: &str| {
+            if self.is_bhsd {
+                format!("(batch, {heads}, {seq}, {columns})")
+            } else {
+                format!("(batch, {seq}, {heads}, {columns})")
+            }
         };
         let is_backward = problem.direction() == Direction::Backward;
         let is_masked = !problem.mask().is_full();

@@ -18,8 +18,8 @@ use std::fmt;
 
 use flashcore_ir::{Arg, BufferSpec, BuildErrors, Kernel, Launch, Target};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
+use crate::own::sha256;
 use crate::{BenchError, Result};
 
 pub use rates::{DeviceRates, MeasuredRate};
@@ -149,13 +149,12 @@ fn all(target: Target, scale: &Scale) -> Result<Vec<Micro>, BuildErrors> {
 /// Identity of the microbenchmarks of an architecture: 16 hexadecimal digits that change with any kernel and with how
 /// much a launch does.
 fn revision(target: Target, scale: &Scale) -> Result<String, BuildErrors> {
-    let mut sha = Sha256::new();
+    let mut text = String::new();
     for micro in all(target, scale)? {
-        sha.update(micro.kernel.to_ptx());
-        sha.update(format!("{:?} {} {:?}", micro.launch, micro.amount, micro.unit));
+        text += &micro.kernel.to_ptx();
+        text += &format!("{:?} {} {:?}", micro.launch, micro.amount, micro.unit);
     }
-    let digits = sha.finalize();
-    Ok(digits.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
+    Ok(sha256(text)[..16].to_string())
 }
 
 impl Micro {

@@ -107,9 +107,10 @@ mod tests {
             (0o666, false),
         ] {
             mode(&file, bits);
-            match is_private {
-                true => assert_eq!(check(), Ok(()), "{bits:o}"),
-                false => refused([format!("its mode is {bits:o}"), format!("`chmod go-w {}`", here(&file))]),
+            if is_private {
+                assert_eq!(check(), Ok(()), "{bits:o}")
+            } else {
+                refused([format!("its mode is {bits:o}"), format!("`chmod go-w {}`", here(&file))])
             }
         }
         mode(&file, 0o600);
@@ -121,12 +122,13 @@ mod tests {
             (0o757, false),
         ] {
             mode(&folder, bits);
-            match is_private {
-                true => assert_eq!(check(), Ok(()), "{bits:o}"),
-                false => refused([
+            if is_private {
+                assert_eq!(check(), Ok(()), "{bits:o}")
+            } else {
+                refused([
                     format!("the mode is {bits:o}"),
                     format!("`chmod go-w {}`", here(&folder)),
-                ]),
+                ])
             }
         }
         mode(&folder, 0o700);

@@ -210,9 +210,10 @@ impl Options {
         const TRIES: usize = 200;
         let limits = self.limits();
         let draw = |seed| {
-            let problem = match self.backward {
-                true => random_backward(seed, &limits),
-                false => random_problem(seed, &limits),
+            let problem = if self.backward {
+                random_backward(seed, &limits)
+            } else {
+                random_problem(seed, &limits)
             };
             let problem = problem.and_then(|problem| match self.batch_invariant {
                 Some(keys) => ProblemBuilder::from(&problem).batch_invariant(keys).build(),

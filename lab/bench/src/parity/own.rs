@@ -23,9 +23,12 @@ pub fn problem_served(seed: u64, serves: &dyn Fn(&Problem) -> bool) -> Option<Pr
         ..RandomLimits::default()
     };
     let mut rng = Rng::stream(seed, 11);
-    let mut drawn = (0..TRIES).filter_map(|_| match rng.chance(0.25) {
-        true => random_problem(rng.next_u64(), &limits).ok(),
-        false => plain(&mut rng),
+    let mut drawn = (0..TRIES).filter_map(|_| {
+        if rng.chance(0.25) {
+            random_problem(rng.next_u64(), &limits).ok()
+        } else {
+            plain(&mut rng)
+        }
     });
     drawn.find(serves)
 }

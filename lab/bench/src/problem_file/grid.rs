@@ -86,10 +86,10 @@ pub(super) fn entries(text: &str) -> Result<Vec<(usize, Entry)>, String> {
             return Err(format!("line {}: more than {MOST_PROBLEMS} problems", node.line));
         }
     }
-    match found.is_empty() {
-        true => Err("line 1: it lists no shape: a key `shapes` with a list is expected".to_string()),
-        false => Ok(found),
+    if found.is_empty() {
+        return Err("line 1: it lists no shape: a key `shapes` with a list is expected".to_string());
     }
+    Ok(found)
 }
 
 /// The problem of a shape, or every combination of the lists of a grid.

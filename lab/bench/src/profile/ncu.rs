@@ -197,9 +197,10 @@ fn judge(out: &str, err: &str, succeeded: bool) -> Result<(), NcuError> {
     }
     let errors: Vec<String> = all().filter(|line| line.starts_with(ERROR)).map(plain).collect();
     let last = || err.lines().chain(out.lines()).rfind(|line| !line.trim().is_empty());
-    Err(NcuError::Failed(match errors.is_empty() {
-        true => plain(last().unwrap_or("it printed no reason")),
-        false => errors.join("; "),
+    Err(NcuError::Failed(if errors.is_empty() {
+        plain(last().unwrap_or("it printed no reason"))
+    } else {
+        errors.join("; ")
     }))
 }
 

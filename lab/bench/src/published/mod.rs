@@ -13,6 +13,8 @@ use serde::Deserialize;
 pub use verify::whole_revision;
 
 use crate::chart::{Speed, name_of};
+use crate::identity::short;
+use crate::report::add_new;
 use crate::standing::{Against, Geomean, Shape};
 use crate::store::{BundleHeader, Recorded, Selector};
 use crate::table::{bracketed, number, times, worst_text};
@@ -31,8 +33,6 @@ const END: &str = "<!-- /figure -->";
 const CONFIDENCE: f64 = 0.99;
 /// Columns of a page.
 const COLUMNS: usize = 100;
-/// Digits of a revision that a page shows.
-const REVISION: usize = 12;
 /// Problems that [`Form::Slowest`] names.
 const SLOWEST: usize = 3;
 
@@ -241,9 +241,7 @@ impl Figure {
     fn table<'h>(&self, compared: &[Compared<'_>], headers: impl Iterator<Item = &'h BundleHeader>) -> String {
         let mut peers: Vec<&str> = Vec::new();
         for (peer, _) in compared.iter().flat_map(|(_, against)| &against.peers) {
-            if !peers.contains(&peer.info.label.as_str()) {
-                peers.push(&peer.info.label);
-            }
+            add_new(&mut peers, &peer.info.label);
         }
         let names: String = peers.iter().map(|label| format!(" {} |", name_of(label))).collect();
         let columns = "--:|".repeat(peers.len() + 2);
@@ -273,15 +271,11 @@ impl Figure {
         let unit = if self.tflops { "TFLOP/s" } else { "µs" };
         let mut where_from: Vec<String> = headers.map(where_measured).collect();
         where_from.dedup();
-        let bundles = self
-            .bundles
-            .iter()
-            .map(|name| format!("`{name}`"))
-            .collect::<Vec<_>>()
-            .join(", ");
+        let bundles: Vec<String> = self.bundles.iter().map(|name| format!("`{name}`")).collect();
         let below = format!(
-            "{unit}, medians; {:.0} % intervals. Bundle {bundles}: {}.",
+            "{unit}, medians; {:.0} % intervals. Bundle {}: {}.",
             CONFIDENCE * 100.0,
+            bundles.join(", "),
             where_from.join("; ")
         );
         format!("{text}\n{}\n", textwrap::fill(&below, between_words(COLUMNS, "")))
@@ -294,8 +288,7 @@ fn measured_on(header: &BundleHeader) -> Vec<String> {
     let mut parts = vec![identity.device.name.clone()];
     parts.extend((!identity.device.driver.is_empty()).then(|| format!("driver {}", identity.device.driver)));
     parts.push(date(identity.started_at));
-    let revision = identity.revision.chars().take(REVISION);
-    parts.push(format!("revision {}", revision.collect::<String>()));
+    parts.push(format!("revision {}", short(&identity.revision)));
     parts
 }
 

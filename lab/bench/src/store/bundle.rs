@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use flashcore_problem::current_name;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use super::line::{FORMAT, Header, Line, SCHEMA_VERSION};
 use super::read::{Recorded, RunRow};
 use super::{Store, failed};
 use crate::defences::{Inspection, Reason};
+use crate::own::sha256;
 use crate::{
     BenchError, Case, LaunchMode, Measured, Measurement, Mode, Options, Reading, Result, RunIdentity, Sample, Stop,
     SubjectInfo, Turns, problem_file,
@@ -200,9 +200,7 @@ fn few_digits(error: f64) -> f64 {
 
 /// SHA-256 of the lines of rows, with their line ends.
 pub fn hash_of_rows<'l>(lines: impl IntoIterator<Item = &'l [u8]>) -> String {
-    let mut hash = Sha256::new();
-    lines.into_iter().for_each(|line| hash.update(line));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(lines.into_iter().collect::<Vec<_>>().concat())
 }
 
 impl Store {

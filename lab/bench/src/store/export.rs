@@ -111,9 +111,12 @@ impl Store {
 
 /// A line of CSV. Fields with commas, quotes or line ends are quoted (RFC 4180).
 pub(crate) fn csv_line(fields: &[String]) -> String {
-    let quoted = fields.iter().map(|field| match field.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", field.replace('"', "\"\"")),
-        false => field.clone(),
+    let quoted = fields.iter().map(|field| {
+        if field.contains([',', '"', '\n', '\r']) {
+            format!("\"{}\"", field.replace('"', "\"\""))
+        } else {
+            field.clone()
+        }
     });
     quoted.collect::<Vec<_>>().join(",")
 }

@@ -150,7 +150,10 @@ impl Store {
 }
 
 /// The files of a folder whose names end so, sorted.
-pub(crate) fn files_in(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn files_in(folder: &Path, extension: &str) -> std::io::Result<Vec<PathBuf>> {
     let paths = std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
     let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
     paths.retain(|path| path.extension().is_some_and(|end| end == extension));

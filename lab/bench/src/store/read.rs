@@ -11,6 +11,7 @@ use super::failed;
 use super::line::{Begun, Ended, FINISHED, FORMAT, Line, MEASUREMENT, PROFILE, SAMPLE, SCHEMA_VERSION};
 use crate::defences::Inspection;
 use crate::profile::ProfileRecord;
+use crate::report::add_new;
 use crate::{BenchError, Case, Measured, Measurement, Options, Result, RunIdentity, Sample, Stop};
 
 /// A run in the store.
@@ -138,9 +139,7 @@ impl RunRow {
             }
             _ => return,
         };
-        if !self.cases.contains(&case) {
-            self.cases.push(case);
-        }
+        add_new(&mut self.cases, case);
     }
 
     /// The file that it is in.

@@ -137,9 +137,10 @@ fn subject_lines(result: &CaseResult, subject: &Measured, is_baseline: bool, uni
         lines.push(format!("  {label:<LABEL$} {why}"));
         return lines;
     };
-    let rate = match result.is_memory_bound() {
-        true => result.gbps(summary.p50),
-        false => result.tflops(summary.p50),
+    let rate = if result.is_memory_bound() {
+        result.gbps(summary.p50)
+    } else {
+        result.tflops(summary.p50)
     };
     let [p50, p90, rate] = [summary.p50 / unit, summary.p90 / unit, rate].map(number);
     let (ratio, interval) = match (subject.ratio, subject.info.predicted) {
@@ -220,9 +221,10 @@ pub fn bracketed(interval: Option<Interval>) -> String {
 
 /// An interval, its ends shown by `end`.
 pub fn span(interval: Interval, end: impl Fn(f64) -> String) -> String {
-    match interval.hi.is_finite() {
-        true => format!("{}–{}", end(interval.lo), end(interval.hi)),
-        false => "unknown".to_string(),
+    if interval.hi.is_finite() {
+        format!("{}–{}", end(interval.lo), end(interval.hi))
+    } else {
+        "unknown".to_string()
     }
 }
 

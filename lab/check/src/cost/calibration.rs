@@ -121,9 +121,10 @@ impl Trust {
             }
             (false, true) => "compared with 153 tensor-core kernels on an H200 (80 % of the times within -4 and +21 %)",
         };
-        match self.card_measured {
-            true => basis.to_string(),
-            false => format!("{basis}; the interval is wider because this card was not measured"),
+        if self.card_measured {
+            basis.to_string()
+        } else {
+            format!("{basis}; the interval is wider because this card was not measured")
         }
     }
 }

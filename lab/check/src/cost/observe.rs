@@ -213,9 +213,10 @@ impl Observation {
             let (blocks, blocks_a_head) = (step.launch.blocks(), of_head.launch.blocks());
             let blocks_of_heads = head.copies * blocks_a_head as f64;
             let has_list = is_persistent(step);
-            let (work_items, work_a_block) = match has_list {
-                true => (blocks_of_heads.round() as u64, 1.0),
-                false => (blocks, blocks_of_heads / blocks as f64),
+            let (work_items, work_a_block) = if has_list {
+                (blocks_of_heads.round() as u64, 1.0)
+            } else {
+                (blocks, blocks_of_heads / blocks as f64)
             };
             Ok(SeenStep {
                 // The instructions of the head's kernel were counted.
@@ -367,9 +368,10 @@ fn without_waits(plan: &Plan) -> Result<Problem, CheckError> {
 /// The problem with one sequence and one K/V head, and optionally another length.
 fn one_head(problem: &Problem, query_heads: usize, seq_len_kv: Option<usize>) -> Result<Problem, CheckError> {
     let len_kv = seq_len_kv.unwrap_or(problem.seq_len_kv());
-    let len_q = match problem.seq_len_q() == problem.seq_len_kv() {
-        true => len_kv,
-        false => problem.seq_len_q(),
+    let len_q = if problem.seq_len_q() == problem.seq_len_kv() {
+        len_kv
+    } else {
+        problem.seq_len_q()
     };
     let smaller = ProblemBuilder::like(problem).batch(1).heads(query_heads, 1);
     let smaller = smaller.seq_len_q(len_q).seq_len_kv(len_kv);

@@ -144,9 +144,10 @@ impl Observation {
             replace(&mut dram_gbps, measured.dram_gbps);
         }
         let trust = Trust::of(profile, &work, self.is_foreign);
-        let dram_bytes = match self.footprint_bytes <= profile.l2_bytes {
-            true => 0.0,
-            false => self.footprint_bytes as f64,
+        let dram_bytes = if self.footprint_bytes <= profile.l2_bytes {
+            0.0
+        } else {
+            self.footprint_bytes as f64
         };
         let dram_micros = dram_bytes / (dram_gbps * 1e3);
         let limits = profile.target.limits();

@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 
-use flashcore_ptx::{Instruction, Operand, Spelled};
+use flashcore_ptx::{Instruction, Operand, Spelled, shape_of};
 
 use super::rates::Latencies;
 
@@ -359,13 +359,8 @@ fn is_rounding(word: &str) -> bool {
 
 /// A product's FLOPs, by its shape.
 fn flops(form: &Spelled) -> f64 {
-    let of = |word: &str| -> Option<f64> {
-        let (m, rest) = word.strip_prefix('m')?.split_once('n')?;
-        let (n, k) = rest.split_once('k')?;
-        let all: Vec<f64> = [m, n, k].iter().filter_map(|part| part.parse().ok()).collect();
-        (all.len() == 3).then(|| 2.0 * all.iter().product::<f64>())
-    };
-    form.modifiers().find_map(of).unwrap_or(MMA_FLOPS)
+    let shape = form.modifiers().find_map(shape_of);
+    shape.map_or(MMA_FLOPS, |shape| 2.0 * shape.map(f64::from).iter().product::<f64>())
 }
 
 /// The FLOPs of a warp's product, and the unit that has as many of them as of f16 in that time.

@@ -115,6 +115,10 @@ impl Problem {
             line: None,
         }
     }
+
+    fn at(self, line: Option<u32>) -> Problem {
+        Problem { line, ..self }
+    }
 }
 
 /// The verdict of a list of problems.
@@ -227,9 +231,10 @@ fn of_refusal(kernel: &ForeignKernel, refusal: &LaunchRefusal) -> Problem {
             ..
         } => {
             message.push_str(&made_of(kernel));
-            let excess = match total <= u64::from(opt_in) {
-                true => given - u64::from(allowed),
-                false => total - u64::from(opt_in),
+            let excess = if total <= u64::from(opt_in) {
+                given - u64::from(allowed)
+            } else {
+                total - u64::from(opt_in)
             };
             help.push_str(&format!("; or save {excess} B{}", levers(kernel, excess)));
         }
@@ -283,9 +288,12 @@ fn levers(kernel: &ForeignKernel, bytes: u64) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let levers = found.iter().map(|symbol| match symbol.bytes / 2 >= bytes {
-        true => format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2),
-        false => format!("all of `{}` ({} B)", symbol.name, symbol.bytes),
+    let levers = found.iter().map(|symbol| {
+        if symbol.bytes / 2 >= bytes {
+            format!("half of `{}` ({} B)", symbol.name, symbol.bytes / 2)
+        } else {
+            format!("all of `{}` ({} B)", symbol.name, symbol.bytes)
+        }
     });
     format!(": {} would do", levers.collect::<Vec<_>>().join(", or "))
 }
@@ -299,10 +307,7 @@ fn spills(kernel: &ForeignKernel) -> Option<Problem> {
     let message =
         format!("{bytes} B per thread in local memory, {what}; local memory is device memory behind the caches");
     let help = "use smaller tiles per thread, fewer live values, or a looser __launch_bounds__";
-    Some(Problem {
-        line: kernel.line,
-        ..Problem::new(ProblemKind::Spills, message, help)
-    })
+    Some(Problem::new(ProblemKind::Spills, message, help).at(kernel.line))
 }
 
 fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
@@ -322,10 +327,8 @@ fn undeclared(kernel: &ForeignKernel, asked: &Asked) -> Option<Problem> {
         ),
         _ => return None,
     };
-    Some(Problem {
-        line: dynamic.and_then(|symbol| symbol.line),
-        ..Problem::new(ProblemKind::DynamicShared, message, help)
-    })
+    let line = dynamic.and_then(|symbol| symbol.line);
+    Some(Problem::new(ProblemKind::DynamicShared, message, help).at(line))
 }
 
 /// Compares an expected size with the actual one.
@@ -346,9 +349,10 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         return None;
     }
     let shape = declared.map_or(String::new(), |declared| format!(", declared {declared}"));
-    let difference = match bytes > counted {
-        true => format!("{} B more", bytes - counted),
-        false => format!("{} B fewer", counted - bytes),
+    let difference = if bytes > counted {
+        format!("{} B more", bytes - counted)
+    } else {
+        format!("{} B fewer", counted - bytes)
     };
     let message = format!("`{name}` takes {bytes} B{shape}; {counted} B were expected: {difference}");
     let help = format!(
@@ -356,8 +360,6 @@ fn claim(kernel: &ForeignKernel, asked: &Asked, name: &str, counted: u64) -> Opt
         kernel.static_shared,
         made_of(kernel)
     );
-    Some(Problem {
-        line: symbol.and_then(|symbol| symbol.line),
-        ..Problem::new(ProblemKind::Miscounted, message, help)
-    })
+    let line = symbol.and_then(|symbol| symbol.line);
+    Some(Problem::new(ProblemKind::Miscounted, message, help).at(line))
 }

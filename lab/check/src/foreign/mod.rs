@@ -148,10 +148,10 @@ pub fn read(bytes: &[u8]) -> Result<Vec<ForeignKernel>, ForeignError> {
         }
         _ => cubin::read(bytes)?,
     };
-    match kernels.is_empty() {
-        true => Err(ForeignError::NoKernels),
-        false => Ok(kernels),
+    if kernels.is_empty() {
+        return Err(ForeignError::NoKernels);
     }
+    Ok(kernels)
 }
 
 /// The kernels with a name, or all if there is no name. A name of C++ may be as the linker has it, as C++ does, or

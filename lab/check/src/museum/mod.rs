@@ -16,6 +16,8 @@ mod reused_buffer;
 mod shuffle_as_fence;
 mod transposed_stride;
 
+use std::sync::LazyLock;
+
 use crate::Found;
 use crate::foreign::{self, Asked, ForeignError, Problem};
 use flashcore_ir::{BuildErrors, Target};
@@ -62,8 +64,6 @@ pub struct Piece {
     pub kind: &'static str,
     /// Its source, relative to the workspace.
     pub file: &'static str,
-    #[serde(skip)]
-    exhibit: Exhibit,
 }
 
 /// The architecture for which files are judged: that of the original failures.
@@ -79,112 +79,21 @@ pub struct Shown {
 }
 
 /// All pieces, in historical order.
-pub const PIECES: [Piece; 10] = [
-    Piece {
-        name: "static-m64",
-        title: "64 rows a block: 57,376 B of static shared memory",
-        symptom: "\"M=64 hangs\", \"is 35 % slower because shared memory spills\": the build had failed and the old \
-                  module was timed",
-        kind: "static-shared",
-        file: "lab/check/museum/static-m64.ptx",
-        exhibit: Exhibit::File {
-            text: include_str!("../../museum/static-m64.ptx"),
-            asked: Asked::default,
-            mended: |text| {
-                let text = text.replace("scores[64][64]", "scores[32][64]");
-                (text.replace("partials[64][64]", "partials[32][64]"), Asked::default())
-            },
-        },
-    },
-    Piece {
-        name: "partials",
-        title: "a buffer of 16,384 B counted as 8,192",
-        symptom: "\"52.5 KB measured, 43.25 KB expected: the compiler pads\"",
-        kind: "miscounted",
-        file: "lab/check/museum/partials.ptx",
-        exhibit: Exhibit::File {
-            text: include_str!("../../museum/partials.ptx"),
-            asked: || claim("partials", 8_192),
-            mended: |text| (text.to_string(), claim("partials", 16_384)),
-        },
-    },
-    Piece {
-        name: "gemm-default-tile",
-        title: "a library's default tile: 147,456 B on a card with 101,376",
-        symptom: "CUTLASS: \"Error Internal\" at launch; the driver's own error was swallowed",
-        kind: "shared",
-        file: "lab/check/museum/gemm-128x256x64.ptx",
-        exhibit: Exhibit::File {
-            text: include_str!("../../museum/gemm-128x256x64.ptx"),
-            asked: || dynamic(147_456, true),
-            mended: |text| (text.to_string(), dynamic(98_304, true)),
-        },
-    },
-    Piece {
-        name: "no-opt-in",
-        title: "76,800 B of dynamic shared memory without opting in",
-        symptom: "\"invalid argument\", then NaN: the launch failed and the output was not written",
-        kind: "opt-in",
-        file: "lab/check/museum/no-opt-in.ptx",
-        exhibit: Exhibit::File {
-            text: include_str!("../../museum/no-opt-in.ptx"),
-            asked: || dynamic(76_800, false),
-            mended: |text| (text.to_string(), dynamic(76_800, true)),
-        },
-    },
-    Piece {
-        name: "accumulator-map",
-        title: "accumulators stored by a map that ignores the lane",
-        symptom: "NaN and garbage: 32 lanes wrote the same four elements, and 124 were never written",
-        kind: "race",
-        file: "lab/check/src/museum/accumulator_map.rs",
-        exhibit: Exhibit::Kernel(accumulator_map::case),
-    },
-    Piece {
-        name: "reused-buffer",
-        title: "probabilities written where other warps still read scores",
-        symptom: "sometimes wrong; right under the debugger, which runs warps one after another",
-        kind: "race",
-        file: "lab/check/src/museum/reused_buffer.rs",
-        exhibit: Exhibit::Kernel(reused_buffer::case),
-    },
-    Piece {
-        name: "transposed-stride",
-        title: "a transposed tile with its stride off by one",
-        symptom: "\"unspecified launch failure\", or wrong numbers if other buffers follow",
-        kind: "out-of-bounds",
-        file: "lab/check/src/museum/transposed_stride.rs",
-        exhibit: Exhibit::Kernel(transposed_stride::case),
-    },
-    Piece {
-        name: "missing-wait",
-        title: "an asynchronous copy read before it was waited for",
-        symptom: "right on small inputs, wrong on large ones: the copy may or may not have landed",
-        kind: "missing-wait",
-        file: "lab/check/src/museum/missing_wait.rs",
-        exhibit: Exhibit::Kernel(missing_wait::case),
-    },
-    Piece {
-        name: "eight-byte-cg",
-        title: "cp.async.cg of 8 bytes",
-        symptom: "\"8-byte cp.async.cg is unsupported on Ada\": no card has it",
-        kind: "no-such-instruction",
-        file: "lab/check/museum/eight-byte-cg.ptx",
-        exhibit: Exhibit::File {
-            text: include_str!("../../museum/eight-byte-cg.ptx"),
-            asked: Asked::default,
-            mended: |text| (text.replace("cp.async.cg", "cp.async.ca"), Asked::default()),
-        },
-    },
-    Piece {
-        name: "shuffle-as-fence",
-        title: "a shuffle used as a fence",
-        symptom: "right for years, wrong with the next compiler, which moved loads across a shuffle",
-        kind: "race",
-        file: "lab/check/src/museum/shuffle_as_fence.rs",
-        exhibit: Exhibit::Kernel(shuffle_as_fence::case),
-    },
-];
+pub static PIECES: LazyLock<Vec<Piece>> = LazyLock::new(|| {
+    let pieces = include_str!("../../museum/pieces.txt").split("\n\n").skip(1);
+    let piece = |text: &'static str| {
+        let mut lines = text.lines();
+        let mut line = || lines.next().unwrap_or_default();
+        Piece {
+            name: line(),
+            title: line(),
+            symptom: line(),
+            kind: line(),
+            file: line(),
+        }
+    };
+    pieces.map(piece).collect()
+});
 
 /// The piece with a name, with or without the prefix `museum/`.
 pub fn piece(name: &str) -> Option<&'static Piece> {
@@ -193,10 +102,49 @@ pub fn piece(name: &str) -> Option<&'static Piece> {
 }
 
 impl Piece {
+    fn exhibit(&self) -> Exhibit {
+        match self.name {
+            "static-m64" => Exhibit::File {
+                text: include_str!("../../museum/static-m64.ptx"),
+                asked: Asked::default,
+                mended: |text| {
+                    let text = text.replace("scores[64][64]", "scores[32][64]");
+                    (text.replace("partials[64][64]", "partials[32][64]"), Asked::default())
+                },
+            },
+            "partials" => Exhibit::File {
+                text: include_str!("../../museum/partials.ptx"),
+                asked: || claim("partials", 8_192),
+                mended: |text| (text.to_string(), claim("partials", 16_384)),
+            },
+            "gemm-default-tile" => Exhibit::File {
+                text: include_str!("../../museum/gemm-128x256x64.ptx"),
+                asked: || dynamic(147_456, true),
+                mended: |text| (text.to_string(), dynamic(98_304, true)),
+            },
+            "no-opt-in" => Exhibit::File {
+                text: include_str!("../../museum/no-opt-in.ptx"),
+                asked: || dynamic(76_800, false),
+                mended: |text| (text.to_string(), dynamic(76_800, true)),
+            },
+            "accumulator-map" => Exhibit::Kernel(accumulator_map::case),
+            "reused-buffer" => Exhibit::Kernel(reused_buffer::case),
+            "transposed-stride" => Exhibit::Kernel(transposed_stride::case),
+            "missing-wait" => Exhibit::Kernel(missing_wait::case),
+            "eight-byte-cg" => Exhibit::File {
+                text: include_str!("../../museum/eight-byte-cg.ptx"),
+                asked: Asked::default,
+                mended: |text| (text.replace("cp.async.cg", "cp.async.ca"), Asked::default()),
+            },
+            "shuffle-as-fence" => Exhibit::Kernel(shuffle_as_fence::case),
+            other => unreachable!("pieces.txt has {other}, which is no exhibit"),
+        }
+    }
+
     /// Runs the piece under a schedule, or its corrected version, which has no findings.
     pub fn show(&self, schedule: u64, is_mended: bool) -> Result<Shown, MuseumError> {
         let mut shown = Shown::default();
-        match &self.exhibit {
+        match self.exhibit() {
             Exhibit::Kernel(case) => {
                 let options = SimOptions {
                     seed: schedule,
@@ -206,9 +154,10 @@ impl Piece {
                 Found::add(&mut shown.findings, findings, schedule);
             }
             Exhibit::File { text, asked, mended } => {
-                let (text, asked) = match is_mended {
-                    true => mended(text),
-                    false => (text.to_string(), asked()),
+                let (text, asked) = if is_mended {
+                    mended(text)
+                } else {
+                    (text.to_string(), asked())
                 };
                 for kernel in foreign::read(text.as_bytes())? {
                     shown.problems.extend(foreign::judge(&kernel, &asked, CARD));

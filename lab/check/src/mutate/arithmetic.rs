@@ -59,10 +59,12 @@ impl Changes<'_> {
                 if let Some(by) = constant.filter(|_| is_integer(ty)) {
                     self.set(O::OffsetOne, 1, by.wrapping_add(1) & mask);
                 }
-                match in_place {
-                    true if is_integer(ty) => self.drop(O::DropStep),
-                    true => self.drop(O::DropAddend),
-                    false => self.copy(O::DropAddend, dst, a),
+                if !in_place {
+                    self.copy(O::DropAddend, dst, a);
+                } else if is_integer(ty) {
+                    self.drop(O::DropStep);
+                } else {
+                    self.drop(O::DropAddend);
                 }
             }
             BinOp::Mul | BinOp::MulHi | BinOp::MulWide if is_integer(ty) => self.strides(b),

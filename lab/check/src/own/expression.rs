@@ -91,12 +91,11 @@ impl Expression {
     /// A name without a value, or a value out of that range.
     pub fn whole(&self, value: &dyn Fn(&str) -> Option<f64>, least: u32, most: u32) -> Result<u32, ExpressionError> {
         let found = self.value(value)?;
-        match found.fract() == 0.0 && (f64::from(least)..=f64::from(most)).contains(&found) {
-            true => Ok(found as u32),
-            false => {
-                let why = format!("is {found} here; needed is a whole number from {least} to {most}");
-                Err(self.wrong(why))
-            }
+        if found.fract() == 0.0 && (f64::from(least)..=f64::from(most)).contains(&found) {
+            Ok(found as u32)
+        } else {
+            let why = format!("is {found} here; needed is a whole number from {least} to {most}");
+            Err(self.wrong(why))
         }
     }
 
@@ -211,9 +210,10 @@ impl<'t> Parser<'t> {
     }
 
     fn expect(&mut self, token: &str) -> Result<(), String> {
-        match self.take(token) {
-            true => Ok(()),
-            false => Err(format!("`{token}` is needed before `{}`", self.rest.trim_start())),
+        if self.take(token) {
+            Ok(())
+        } else {
+            Err(format!("`{token}` is needed before `{}`", self.rest.trim_start()))
         }
     }
 

@@ -19,7 +19,7 @@ fn marked(piece: &Piece, mark: &str) -> Option<u32> {
 
 #[test]
 fn every_piece_gives_its_finding_at_its_line() {
-    for piece in &PIECES {
+    for piece in PIECES.iter() {
         let mistake = marked(piece, "MISTAKE");
         assert!(mistake.is_some(), "{}", piece.name);
         for schedule in 0..10 {
@@ -65,7 +65,7 @@ fn every_piece_gives_its_finding_at_its_line() {
 fn mended_pieces_give_nothing() {
     assert_eq!(piece("museum/no-opt-in").map(|piece| piece.kind), Some("opt-in"));
     assert!(piece("mona-lisa").is_none());
-    for piece in &PIECES {
+    for piece in PIECES.iter() {
         for schedule in 0..10 {
             let shown = piece.show(schedule, true).unwrap();
             assert!(
@@ -98,7 +98,7 @@ fn numbers_are_those_of_the_reports() {
 fn the_page_tells_of_every_piece() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/museum.md");
     let page = std::fs::read_to_string(page).unwrap();
-    for piece in &PIECES {
+    for piece in PIECES.iter() {
         assert!(page.contains(&format!("`{}`", piece.name)), "{}", piece.name);
         assert!(page.contains(piece.kind), "{}: {}", piece.name, piece.kind);
     }

@@ -222,6 +222,15 @@ fn fits(segments: &[Segment], words: &[&str], spelled: &mut Vec<u8>) -> bool {
     false
 }
 
+/// The shape `[m, n, k]` that a word names, such as `m16n8k16`.
+pub fn shape_of(word: &str) -> Option<[u32; 3]> {
+    let mut numbers = word
+        .strip_prefix('m')?
+        .split(['n', 'k'])
+        .map(|number| number.parse().ok());
+    Some([numbers.next()??, numbers.next()??, numbers.next()??])
+}
+
 /// An opcode with its modifiers as it was read.
 pub fn print(form: &Spelled) -> String {
     form.modifiers()

@@ -81,9 +81,12 @@ fn predicate(name: &str) -> Option<Fast> {
 
 fn integer(name: &str, words: &[&str], bits: u32, signed: bool) -> Option<Fast> {
     let (ty, is_wide) = (Ty::Int(bits, signed), bits == 64);
-    let of = |op, rows| match is_wide {
-        true => Op::Int64(op, signed, rows),
-        false => Op::Int32(op, signed, rows),
+    let of = |op, rows| {
+        if is_wide {
+            Op::Int64(op, signed, rows)
+        } else {
+            Op::Int32(op, signed, rows)
+        }
     };
     let two = |op| Some(Fast::new(of(op, THREE), ty, &[ty; 2]));
     let named = || BinOp::ALL.into_iter().find(|op| op.ptx() == name);

@@ -4,7 +4,7 @@
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{Inst, WgmmaInput};
 use flashcore_ir::types::{Reg, RegClass};
-use flashcore_ptx::Operand as Written;
+use flashcore_ptx::{Operand as Written, shape_of};
 
 use super::Reader;
 use super::cold::{Unlike, What};
@@ -152,14 +152,6 @@ pub(crate) struct Move {
     pub(crate) scratch: [Reg; 2],
 }
 
-fn shape(words: &[&str]) -> Option<[u32; 3]> {
-    let word = words
-        .iter()
-        .find(|word| word.starts_with('m') && word.contains('n') && word.contains('k'))?;
-    let mut numbers = word[1..].split(['n', 'k']).map(|number| number.parse().ok());
-    Some([numbers.next()??, numbers.next()??, numbers.next()??])
-}
-
 impl Reader<'_> {
     fn list(&mut self, written: &Written) -> Filled<Vec<Reg>> {
         match written {
@@ -170,7 +162,10 @@ impl Reader<'_> {
 
     /// Reads `mma` and `wmma`.
     pub(super) fn matrix(&mut self, name: &str, words: &[&str], operands: &[Written]) -> Filled<()> {
-        let shape = shape(words).ok_or("its shape is not read")?;
+        let shape = words
+            .iter()
+            .find_map(|word| shape_of(word))
+            .ok_or("its shape is not read")?;
         let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
         if let (true, Some(verb)) = (name == "wmma", words.first().filter(|word| **word != "mma")) {
             let part = match words.get(1) {
@@ -223,7 +218,7 @@ impl Reader<'_> {
     /// Reads a warpgroup's product: one of the kernel language with as many registers, and its own types.
     pub(super) fn group_product(&mut self, words: &[&str], operands: &[Written]) -> Filled<()> {
         let types: Vec<Ty> = words.iter().filter_map(|word| Ty::of(word)).collect();
-        let (&[d, a, b], Some([_, n, _])) = (&types[..], shape(words)) else {
+        let (&[d, a, b], Some([_, n, _])) = (&types[..], words.iter().find_map(|word| shape_of(word))) else {
             return Err("its types are not read".to_string());
         };
         let saturates = words.contains(&"satfinite");

@@ -5,7 +5,7 @@ use std::slice;
 use flashcore_ir::Operand;
 use flashcore_ir::inst::{BinOp, Cvt, FenceInst, Inst, Scope, ShflMode};
 use flashcore_ir::types::{Reg, RegClass};
-use flashcore_ptx::{Operand as Written, Spelled};
+use flashcore_ptx::{Operand as Written, Spelled, callee};
 
 use super::cold::{Cold, Join, Mbarrier, Memory, Vote, What};
 use super::fast::{self, Fast};
@@ -326,10 +326,7 @@ impl Reader<'_> {
 
     /// Reads a call of what CUDA's runtime has on the device.
     fn call(&mut self, operands: &[Written]) -> Filled<()> {
-        let name = operands.iter().find_map(|operand| match operand {
-            Written::Symbol(name, _) => Some(name.as_str()),
-            _ => None,
-        });
+        let name = callee(operands);
         let arguments = match operands.last() {
             Some(Written::List(arguments)) => &arguments[..],
             _ => &[],

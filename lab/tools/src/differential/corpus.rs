@@ -1,8 +1,9 @@
 //! The kernels of a corpus, with what their buffers hold after the simulator has run them.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use flashcore_bench::store::files_in;
 use flashcore_check::foreign::{ForeignLaunch, Given, LaunchFile, prepare};
 use flashcore_ptx::Module;
 use flashcore_sim::SimOptions;
@@ -19,12 +20,7 @@ pub(super) fn write(ptx: &Path, out: &Path, data: &mut Data, cases: &mut Vec<Cas
         if !ptx.join(folder).is_dir() {
             continue;
         }
-        let mut files: Vec<PathBuf> = std::fs::read_dir(ptx.join(folder))?
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect::<Result<_, _>>()?;
-        files.retain(|path| path.extension().is_some_and(|ending| ending == "ptx"));
-        files.sort();
-        for file in files {
+        for file in files_in(&ptx.join(folder), "ptx")? {
             let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             if folder == "faults" && !stem.ends_with(".twin") {
                 continue;

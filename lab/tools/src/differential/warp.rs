@@ -1,6 +1,6 @@
 //! What threads do together: barriers, fences, products of matrices.
 
-use flashcore_ptx::{Bound, Spelled};
+use flashcore_ptx::{Bound, Spelled, shape_of};
 
 use super::pool::{Element, Kind, Values, section};
 use super::writer::{MATRIX, THREADS, Writer, braced};
@@ -194,9 +194,7 @@ impl Writer {
             [d, c] => [d, "f16", "f16", c],
             _ => return None,
         };
-        let shape = words.iter().find(|word| word.starts_with('m') && word.contains('n'))?;
-        let mut numbers = shape[1..].split(['n', 'k']).filter_map(|number| number.parse().ok());
-        let [m, n, k] = [numbers.next()?, numbers.next()?, numbers.next()?];
+        let (shape, [m, n, k]) = words.iter().find_map(|word| Some((*word, shape_of(word)?)))?;
         let values = [Values::Small, Values::Unit, Values::Unit, Values::Odd][self.rng.below(4)];
         let kind = |ty: &str| match operand_type(ty) {
             Some(Some(element)) => Kind::Matrix(element, values),

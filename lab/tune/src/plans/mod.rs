@@ -193,9 +193,12 @@ pub fn judge_board(header: &Header, board: &Board) -> Judged {
         let default = header.default.as_ref();
         default.is_some_and(|default| default.heuristics == row.kernel.to_string())
     };
-    let row = of_board(header, board).and_then(|row| match by_heuristics(&row) {
-        true => Err("faster than a row, but the heuristics' choice".to_string()),
-        false => Ok(row),
+    let row = of_board(header, board).and_then(|row| {
+        if by_heuristics(&row) {
+            Err("faster than a row, but the heuristics' choice".to_string())
+        } else {
+            Ok(row)
+        }
     });
     let winner = board.winner.as_deref().filter(|_| !board.is_start_bad());
     let best = winner.and_then(|winner| Some((winner, board.ratio_of(winner)?)));

@@ -62,9 +62,12 @@ impl Space {
     /// A space of just these configs. Samples are drawn uniformly from the list.
     pub fn of_list(families: Vec<Family>, ids: Vec<String>) -> Space {
         let there: HashSet<String> = ids.iter().cloned().collect();
-        let listed = move |id: &str| match there.contains(id) {
-            true => Ok(()),
-            false => Err("it is not among the measured configs".to_string()),
+        let listed = move |id: &str| {
+            if there.contains(id) {
+                Ok(())
+            } else {
+                Err("it is not among the measured configs".to_string())
+            }
         };
         Space {
             listed: Some(Arc::new(ids)),

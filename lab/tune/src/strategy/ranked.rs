@@ -6,7 +6,6 @@ use flashcore_check::render;
 use flashcore_kernels::Config;
 use flashcore_problem::rng::Rng;
 
-use super::simple::shuffle;
 use super::{Evolution, Proposal, Strategy};
 use crate::error::TuneError;
 use crate::insight::{Advisor, Insights, Predicted};
@@ -62,7 +61,7 @@ impl Ranked {
                 neighbours.push(near);
             }
         }
-        shuffle(&mut neighbours, &mut self.rng);
+        self.rng.shuffle(&mut neighbours);
         neighbours.truncate(self.drawn);
         ranked.extend(self.ordered(&neighbours));
         sort(&mut ranked);

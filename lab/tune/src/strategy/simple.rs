@@ -47,12 +47,6 @@ pub(super) fn fresh(history: &History, space: &Space, rng: &mut Rng) -> Option<S
         .find(|id| !history.is_seen(id) && space.admits(id).is_ok())
 }
 
-pub(super) fn shuffle<T>(items: &mut [T], rng: &mut Rng) {
-    for i in (1..items.len()).rev() {
-        items.swap(i, rng.below(i + 1));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
