@@ -11,13 +11,10 @@ use flashcore_problem::{Direction, Problem};
 
 use crate::Refusal;
 
-mod described;
 mod ids;
 mod moves;
 mod values;
 
-pub use described::LeverInfo;
-pub use ids::id_parts;
 use ids::with_words_of_today;
 pub(crate) use values::{LeverValue, constraint, lever_values, levers};
 
@@ -143,7 +140,7 @@ impl Lever {
     }
 
     /// Values that lists show: those that are searched, and all words.
-    fn shown(&self) -> &'static [u32] {
+    pub fn shown(&self) -> &'static [u32] {
         match self.part {
             Part::Words(words) => PLACES.split_at(words.len()).0,
             Part::Number(..) | Part::Scaled(_) => self.values,
@@ -172,8 +169,13 @@ impl Lever {
         }
     }
 
+    /// Whether what ids have for it depends on the levers before.
+    pub fn depends_on_others(&self) -> bool {
+        matches!(self.part, Part::Scaled(_))
+    }
+
     /// What ids have for the value at a place.
-    fn spell(&self, values: &Values, at: usize) -> String {
+    pub fn spell(&self, values: &Values, at: usize) -> String {
         match self.part {
             Part::Number(_, omitted) if omitted == Some(values[at]) => String::new(),
             Part::Number(letters, _) => format!("{letters}{}", values[at]),
@@ -298,16 +300,6 @@ impl Family {
     pub fn print(&self, values: &Values) -> Vec<(&'static str, String)> {
         let levers = self.levers.iter().zip(values);
         levers.map(|(lever, &value)| (lever.name, lever.print(value))).collect()
-    }
-
-    /// The parts of a config's id that a lever writes: `m64` and `w4`, or `qreg`.
-    pub fn parts(&self, values: &Values, at: usize) -> Vec<String> {
-        let repeated = self.repeated.filter(|(lever, _)| *lever == at);
-        let repeated = repeated.map(|(_, letters)| format!("{letters}{}", values[at]));
-        let spelled = [self.levers[at].spell(values, at)].into_iter().chain(repeated);
-        spelled
-            .flat_map(|text| id_parts(&text).into_iter().map(str::to_string).collect::<Vec<_>>())
-            .collect()
     }
 
     /// Refuses values that a lever does not have, or that do not go together.

@@ -34,7 +34,7 @@ pub use attention::split::fewest_splits;
 pub use attention::tap::{self, Tap};
 pub use card::{Proposal, Score, estimated_from};
 pub use config::{Config, FAMILIES, UnknownConfig};
-pub use family::{Family, LeverInfo};
+pub use family::Family;
 pub use near::near;
 pub use plan::Plan;
 pub use recent::Recent;

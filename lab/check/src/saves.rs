@@ -7,6 +7,7 @@ use flashcore_sim::occupancy;
 use serde::Serialize;
 
 use crate::cost::Observation;
+use crate::levers::parts;
 
 /// A config with less shared memory.
 #[derive(Clone, Debug, Serialize)]
@@ -101,7 +102,7 @@ fn neighbours(config: &Config, problem: &Problem) -> Vec<Config> {
 /// The levers that differ, as ids say them.
 fn levers(from: &Config, to: &Config) -> Vec<String> {
     let ((family, from), (_, to)) = (from.levers(), to.levers());
-    let part = |values, at| match family.parts(values, at) {
+    let part = |values, at| match parts(&family, values, at) {
         none if none.is_empty() => "nothing".to_string(),
         parts => parts.join("-"),
     };

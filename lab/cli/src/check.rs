@@ -278,7 +278,8 @@ fn show(args: &CheckArgs, report: &CheckReport, card: Card, planted: Option<Muta
 
 fn taps() -> impl TypedValueParser<Value = Tapped> {
     let names = Tap::ALL.iter().map(|tap| tap.name()).chain(["all"]);
-    PossibleValuesParser::new(names).map(|name| Tap::from_name(&name).map_or(Tapped::Each, Tapped::At))
+    let named = |name: String| Tap::ALL.into_iter().find(|tap| tap.name() == name);
+    PossibleValuesParser::new(names).map(move |name| named(name).map_or(Tapped::Each, Tapped::At))
 }
 
 /// A mistake by name.

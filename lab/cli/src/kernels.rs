@@ -5,8 +5,9 @@ use std::path::Path;
 use flashcore::KernelId;
 use flashcore_bench::KERNEL_WORDS;
 use flashcore_check::foreign;
+use flashcore_check::levers::{self, id_parts};
 use flashcore_ir::files;
-use flashcore_kernels::family::{Values, id_parts};
+use flashcore_kernels::family::Values;
 use flashcore_kernels::{Config, Family};
 use flashcore_problem::Problem;
 use flashcore_tune::space::ALL;
@@ -60,11 +61,11 @@ pub(crate) fn reordered(id: &str) -> Option<String> {
 fn in_order(family: &Family, mut parts: Vec<&str>) -> Option<String> {
     let mut values = family.first();
     for at in 0..family.levers.len() {
-        let written = |values: &Values| family.parts(values, at);
+        let written = |values: &Values| levers::parts(family, values, at);
         let settings = family.settings(&values, at);
         let fitting = settings.filter(|values| written(values).iter().all(|part| parts.contains(&part.as_str())));
         values = fitting.max_by_key(|values| written(values).len())?;
-        let used = family.parts(&values, at);
+        let used = levers::parts(family, &values, at);
         parts.retain(|part| !used.iter().any(|used| used == part));
     }
     let id = family.id(&values);

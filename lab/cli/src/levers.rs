@@ -1,6 +1,7 @@
 //! `flashcore list levers`: the parts of kernel ids, from the levers of each family.
 
-use flashcore_kernels::{Family, LeverInfo};
+use flashcore_check::levers::{LeverInfo, described, parts};
+use flashcore_kernels::Family;
 use flashcore_tune::space::ALL;
 use serde_json::{Value, json};
 
@@ -32,7 +33,7 @@ pub(crate) fn list(of: Option<&str>) -> Result<(Page, Value), Failure> {
             .iter()
             .for_each(|one| add_family(&mut page, one, family.is_some()));
         let asked = asked.iter();
-        let asked = asked.map(|family| json!({ "family": family.name, "levers": family.described() }));
+        let asked = asked.map(|family| json!({ "family": family.name, "levers": described(family) }));
         return Ok((page, asked.collect()));
     };
     let id = &crate::kernels::with_family(id)?;
@@ -45,7 +46,7 @@ pub(crate) fn list(of: Option<&str>) -> Result<(Page, Value), Failure> {
     let mut page = Page::new(format_args!("{HEAD}{id}{HEAD:#}"));
     let mut levers = Vec::new();
     for (at, (name, value)) in family.print(&values).into_iter().enumerate() {
-        let (parts, meaning) = (family.parts(&values, at), family.levers[at].meaning);
+        let (parts, meaning) = (parts(family, &values, at), family.levers[at].meaning);
         let label = if parts.is_empty() {
             "(none)".to_string()
         } else {
@@ -59,7 +60,7 @@ pub(crate) fn list(of: Option<&str>) -> Result<(Page, Value), Failure> {
 
 fn add_family(page: &mut Page, family: &Family, is_whole: bool) {
     page.line(format_args!("{HEAD}{}/{HEAD:#}", family.name));
-    let levers = family.described();
+    let levers = described(family);
     let indent = levers.iter().map(|lever| lever.name.len()).max().unwrap_or(0) + 4;
     for lever in &levers {
         let label = format!("  {:<width$}", lever.name, width = indent - 2);
@@ -126,7 +127,7 @@ mod tests {
             let parts = levers.flat_map(|lever| lever["parts"].as_array().unwrap());
             let mut explained: Vec<&str> = parts.map(|part| part.as_str().unwrap()).collect();
             explained.sort_unstable();
-            let mut parts = flashcore_kernels::family::id_parts(&id);
+            let mut parts = flashcore_check::levers::id_parts(&id);
             parts.sort_unstable();
             assert_eq!(explained, parts, "{id}");
         }

@@ -44,16 +44,14 @@ impl Kinds {
         let names = AppendValues::<()>::NAMES.into_iter();
         let names = names.filter(|name| self.arrays.named(name).is_some());
         let mut name: String = names.map(|name| format!("_{name}")).collect();
-        match self.slot_words {
-            0 => {}
-            words => name += &format!("_slots{}", 32 * words),
+        if self.slot_words > 0 {
+            name += &format!("_slots{}", 32 * self.slot_words);
         }
         if self.seqused_k {
             name += "_seqused_k";
         }
-        match self.rotary_dim {
-            0 => {}
-            dim => name += &format!("_rotary{dim}{}", if self.interleaved { "i" } else { "" }),
+        if self.rotary_dim > 0 {
+            name += &format!("_rotary{}{}", self.rotary_dim, if self.interleaved { "i" } else { "" });
         }
         name
     }

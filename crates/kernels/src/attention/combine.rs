@@ -162,7 +162,7 @@ fn listed_body<'k, E: MmaElement + Widen>(
     let params = RowParams::declare(k, shape);
     let partials = Partials::declare(k, shape.head_dim_v, false);
     shape.wait_for_launch_before(k);
-    let tile = Combined::declare(k).at(k.block_idx(1));
+    let tile = Combined::of_block(k);
     k.if_(tile.count.ne(0).uniform(), || {
         let (params, first) = params.of_sequence(tile.batch);
         let out = out.starting_at(first.q);

@@ -4,6 +4,7 @@
 use flashcore_ir::{Element, GlobalPtr, Val};
 use flashcore_problem::Problem;
 
+use super::divisor::Divisor;
 use super::lengths::TensorParam;
 use super::params::RowParams;
 
@@ -252,13 +253,16 @@ impl Packing {
         queries / whole * self.shared_rows as usize + queries % whole * self.heads as usize
     }
 
-    /// Query of a row counted through all tiles; a dead row has the query of the last live row before it.
-    pub(crate) fn query_of(self, row: usize) -> usize {
-        if self.heads == 1 {
-            return row; // not divided: work lists ask for every tile
+    /// Gives the query of a row counted through all tiles; a dead row has the query of the last live row before it.
+    /// Work lists ask for several rows of every tile.
+    pub(crate) fn query_of(self) -> impl Fn(usize) -> usize {
+        let (rows, whole) = (self.shared_rows, self.queries());
+        let [by_rows, by_heads] = [rows, self.heads].map(Divisor::from);
+        move |row| {
+            let before = by_rows.floor_div(row as u32);
+            let query = by_heads.floor_div(row as u32 - before * rows).min(whole - 1);
+            (before * whole + query) as usize
         }
-        let (whole, rows) = (self.queries() as usize, self.shared_rows as usize);
-        row / rows * whole + ((row % rows) as u32 / self.heads).min(self.queries() - 1) as usize
     }
 
     /// Live rows of a warpgroup, or of a tile: the first ones.

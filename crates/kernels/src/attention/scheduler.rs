@@ -65,6 +65,8 @@ pub(crate) struct WorkList<'k> {
     table: GlobalPtr<'k, u32>,
     tiling: Tiling,
     this: Var<'k, u32>,
+    /// Ranges are in a buffer with partials, which the kernel writes.
+    cache: Cache,
     /// One past the last item, if a list is a range of the table, which may have pieces of tiles. Otherwise the items
     /// of all blocks are interleaved in the table, and [`END`] ends a list.
     end: Option<Val<'k, u32>>,
@@ -93,16 +95,8 @@ impl<'k> WorkList<'k> {
             table,
             tiling,
             this: k.var(first),
+            cache: range.map_or(Cache::ReadOnly, |_| Cache::Default),
             end: range.map(|[_, end]| end),
-        }
-    }
-
-    /// Ranges are in a buffer with partials, which the kernel writes.
-    fn cache(&self) -> Cache {
-        if self.end.is_some() {
-            Cache::Default
-        } else {
-            Cache::ReadOnly
         }
     }
 
@@ -118,8 +112,8 @@ impl<'k> WorkList<'k> {
     #[track_caller]
     pub(crate) fn this(&self) -> WorkItem<'k> {
         let place = self.table.offset(self.this.get() * WORDS as u32);
-        let mut words = place.load_words(4, self.cache());
-        words.extend(place.plus(4).load_words(4, self.cache()));
+        let mut words = place.load_words(4, self.cache);
+        words.extend(place.plus(4).load_words(4, self.cache));
         let Tiling {
             rows, cols, packing, ..
         } = self.tiling;
@@ -130,7 +124,7 @@ impl<'k> WorkList<'k> {
     pub(crate) fn next(&self) -> NextItem<'k> {
         let fully_masked = |item: Val<'k, u32>| {
             let place = self.table.offset(item * WORDS as u32);
-            place.plus(FULLY_MASKED as i32).load_words(1, self.cache())[0]
+            place.plus(FULLY_MASKED as i32).load_words(1, self.cache)[0]
         };
         let Some(end) = self.end else {
             let fully_masked = fully_masked(self.this + self.k.grid_dim(0));
@@ -173,57 +167,6 @@ impl<'k> NextItem<'k> {
     #[track_caller]
     pub(crate) fn sees_first_block(&self, warpgroup: Val<'k, u32>) -> Val<'k, bool> {
         (self.fully_masked >> (warpgroup * 8) & 0xff).eq(0)
-    }
-}
-
-/// The queries of a tile's rows, relative to the tile's first query. They are the same in all tiles, so divisions are
-/// done once.
-struct TileQueries {
-    packing: Packing,
-    /// Rows and queries of a tile.
-    rows: usize,
-    queries: usize,
-    /// Query of the last row of each warpgroup, from the tile's first one on.
-    of_groups: Vec<usize>,
-}
-
-impl TileQueries {
-    /// For tiles of `rows` rows, a multiple of the rows that whole queries share.
-    fn new(packing: Packing, rows: usize) -> TileQueries {
-        const GROUP: usize = WARPGROUP_ROWS as usize;
-        TileQueries {
-            packing,
-            rows,
-            queries: packing.queries_in(rows as u32) as usize,
-            of_groups: (GROUP - 1..rows)
-                .step_by(GROUP)
-                .map(|row| packing.query_of(row))
-                .collect(),
-        }
-    }
-
-    /// Query of the first row of a tile.
-    fn first(&self, tile: usize) -> usize {
-        tile * self.queries
-    }
-
-    /// Query of the last row of a tile that is below `end`.
-    fn last(&self, tile: usize, end: usize) -> usize {
-        if (tile + 1) * self.rows <= end {
-            self.first(tile) + self.of_groups[self.of_groups.len() - 1]
-        } else {
-            self.packing.query_of(end - 1)
-        }
-    }
-
-    /// Query of row `row` of a tile.
-    fn of(&self, tile: usize, row: usize) -> usize {
-        let of_tile = match (row + 1) % WARPGROUP_ROWS as usize {
-            0 => self.of_groups[row / WARPGROUP_ROWS as usize],
-            1 if row == 0 => 0,
-            _ => self.packing.query_of(row),
-        };
-        self.first(tile) + of_tile
     }
 }
 
@@ -316,14 +259,14 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     // The items of head 0, for each of a cluster's neighbouring Q tiles.
     let mut items: Vec<[u32; WORDS]> = Vec::with_capacity(clusters.per_head * splits * clusters.tiles + 1);
     let mut order: Vec<(Reverse<u64>, Reverse<usize>, usize)> = Vec::with_capacity(clusters.per_head * splits);
-    let (queries, block) = (TileQueries::new(tiling.packing, rows), Divisor::from(tiling.cols));
+    let (block, query_of) = (Divisor::from(tiling.cols), tiling.packing.query_of());
+    let visible = |row: i64| {
+        let keys = seen.keys(query_of(row as usize));
+        (keys.start as i64, keys.end as i64)
+    };
     for index in 0..clusters.per_head {
         let first = (index * rows) as i64;
-        let visible = |row: i64| {
-            let keys = seen.keys(queries.of(index, (row - first) as usize));
-            (keys.start as i64, keys.end as i64)
-        };
-        let whole = Tile::new(visible, first, end, rows as u32, block);
+        let whole = Tile::new(&visible, first, end, rows as u32, block);
         for split in 0..splits {
             let tile = match splits {
                 1 => &whole, // it is not copied

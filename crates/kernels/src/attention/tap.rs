@@ -50,11 +50,6 @@ impl Tap {
     pub fn is_stored(self) -> bool {
         Tap::STORED.contains(&self)
     }
-
-    /// The tap of a name.
-    pub fn from_name(name: &str) -> Option<Tap> {
-        Tap::ALL.into_iter().find(|tap| tap.name() == name)
-    }
 }
 
 /// The problem in which all visible keys weigh the same: that of [`Tap::Values`].

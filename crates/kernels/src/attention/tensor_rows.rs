@@ -120,33 +120,29 @@ pub(crate) struct TensorRows<'k> {
 pub(crate) struct Sequence<'k> {
     /// The parameters with the lengths, band and addresses of this sequence.
     pub params: RowParams<'k>,
-    /// Its number and first rows; `None` with equal lengths, where neither is needed.
-    place: Option<(Val<'k, u32>, FirstRows<'k>)>,
+    /// Its number; `None` with equal lengths, where it is not needed.
+    batch: Option<Val<'k, u32>>,
+    /// The first rows of a packed sequence.
+    pub first: FirstRows<'k>,
 }
 
 impl<'k> Sequence<'k> {
     #[track_caller]
     pub(crate) fn of(params: &RowParams<'k>, tile: &WorkItem<'k>) -> Self {
-        if params.lengths.is_none() {
-            let params = params.clone();
-            return Sequence { params, place: None };
-        }
-        Sequence::of_batch(params, tile.batch())
+        Sequence::numbered(params, || tile.batch())
     }
 
     #[track_caller]
     pub(crate) fn of_batch(params: &RowParams<'k>, batch: Val<'k, u32>) -> Self {
-        let place = |first| params.lengths.is_some().then_some((batch, first));
-        let (params, first) = params.of_sequence(batch);
-        Sequence {
-            place: place(first),
-            params,
-        }
+        Sequence::numbered(params, || batch)
     }
 
-    /// The first rows of a packed sequence.
-    pub(crate) fn first(&self) -> FirstRows<'k> {
-        self.place.map_or(FirstRows { q: None, k: None }, |(_, first)| first)
+    #[track_caller]
+    fn numbered(params: &RowParams<'k>, number: impl FnOnce() -> Val<'k, u32>) -> Self {
+        let batch = params.lengths.as_ref().map(|_| number());
+        let rows = batch.and_then(|batch| params.rows_in_sequence(batch));
+        let (params, first) = params.with_rows(rows);
+        Sequence { params, batch, first }
     }
 }
 
@@ -178,7 +174,7 @@ impl<'k> TensorRows<'k> {
     #[track_caller]
     pub(crate) fn queries(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let heads_first = self.of.heads_first();
-        match (self.of, sequence.first().q) {
+        match (self.of, sequence.first.q) {
             (RowsOf::Packed(_), Some(first)) => {
                 SequenceRows::Ragged(self.map.rows(first, sequence.params.seq_len_q), heads_first)
             }
@@ -190,12 +186,11 @@ impl<'k> TensorRows<'k> {
     #[track_caller]
     pub(crate) fn keys(&self, sequence: &Sequence<'k>) -> SequenceRows<'k> {
         let (params, len) = (&sequence.params, sequence.params.seq_len_kv);
-        let place = sequence.place.filter(|_| self.of != RowsOf::Transposed);
-        match (self.batch_rows, place) {
-            (None, Some((_, FirstRows { k: Some(first), .. }))) => {
-                SequenceRows::Ragged(self.map.rows(first, len), false)
-            }
-            (Some(batch_rows), Some((batch, _))) => match params.pages_of(batch) {
+        match (self.batch_rows.zip(sequence.batch), sequence.first.k) {
+            _ if self.of == RowsOf::Transposed => SequenceRows::Batch(self.map, false),
+            (None, None) => SequenceRows::Batch(self.map, false),
+            (None, Some(first)) => SequenceRows::Ragged(self.map.rows(first, len), false),
+            (Some((batch_rows, batch)), _) => match params.pages_of(batch) {
                 None => SequenceRows::Ragged(self.map.rows(batch * batch_rows, len), false),
                 Some(pages) => SequenceRows::Paged(PagedRows {
                     map: self.map,
@@ -204,7 +199,6 @@ impl<'k> TensorRows<'k> {
                     len,
                 }),
             },
-            _ => SequenceRows::Batch(self.map, false),
         }
     }
 
@@ -212,7 +206,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => None,
+            _ => None,
         }
     }
 }

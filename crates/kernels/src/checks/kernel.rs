@@ -36,6 +36,41 @@ impl<'k> Wrong<'k> {
     }
 }
 
+#[track_caller]
+fn load<'k>(array: GlobalPtr<'k, i32>, index: Val<'k, u32>) -> Val<'k, i32> {
+    array.offset(index).load_with(Cache::ReadOnly)
+}
+
+#[track_caller]
+fn within<'k>(value: Val<'k, i32>, least: Val<'k, i32>, most: Val<'k, i32>) -> Val<'k, bool> {
+    value.ge(least) & value.le(most)
+}
+
+/// Rows of a sequence as its values give them, and whether this thread is to tell what else is wrong with it: the
+/// values are right so far.
+#[derive(Clone, Copy)]
+struct Rows<'k> {
+    /// 0 where they are wrong.
+    len: Val<'k, i32>,
+    speaks: Val<'k, bool>,
+}
+
+impl<'k> Rows<'k> {
+    /// Another number of them.
+    fn with(self, len: Val<'k, i32>) -> Rows<'k> {
+        Rows { len, ..self }
+    }
+
+    /// As many rows, if they fit, else none, with which something is wrong already.
+    #[track_caller]
+    fn if_they(fit: Val<'k, bool>, len: Val<'k, i32>, speaks: Val<'k, bool>) -> Rows<'k> {
+        Rows {
+            len: fit.select(len, 0),
+            speaks: speaks & fit,
+        }
+    }
+}
+
 /// Where violations are told.
 struct Record<'k> {
     k: &'k KernelBuilder,
@@ -78,44 +113,7 @@ impl<'k> Record<'k> {
             });
         });
     }
-}
 
-#[track_caller]
-fn load<'k>(array: GlobalPtr<'k, i32>, index: Val<'k, u32>) -> Val<'k, i32> {
-    array.offset(index).load_with(Cache::ReadOnly)
-}
-
-#[track_caller]
-fn within<'k>(value: Val<'k, i32>, least: Val<'k, i32>, most: Val<'k, i32>) -> Val<'k, bool> {
-    value.ge(least) & value.le(most)
-}
-
-/// Rows of a sequence as its values give them, and whether this thread is to tell what else is wrong with it: the
-/// values are right so far.
-#[derive(Clone, Copy)]
-struct Rows<'k> {
-    /// 0 where they are wrong.
-    len: Val<'k, i32>,
-    speaks: Val<'k, bool>,
-}
-
-impl<'k> Rows<'k> {
-    /// Another number of them.
-    fn with(self, len: Val<'k, i32>) -> Rows<'k> {
-        Rows { len, ..self }
-    }
-
-    /// As many rows, if they fit, else none, with which something is wrong already.
-    #[track_caller]
-    fn if_they(fit: Val<'k, bool>, len: Val<'k, i32>, speaks: Val<'k, bool>) -> Rows<'k> {
-        Rows {
-            len: fit.select(len, 0),
-            speaks: speaks & fit,
-        }
-    }
-}
-
-impl<'k> Record<'k> {
     /// So many rows.
     fn rows(&self, len: Val<'k, i32>) -> Rows<'k> {
         let speaks = self.speaks;

@@ -5,7 +5,6 @@
 
 mod evaluate;
 mod lengths;
-mod rank;
 mod times;
 
 use std::iter;
@@ -13,8 +12,7 @@ use std::iter;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
-use self::evaluate::Tilings;
-use self::rank::{Candidate, by_rank};
+use self::evaluate::{Candidate, Tilings, by_rank};
 pub(crate) use self::times::Times;
 pub use self::times::most_ps;
 use super::{Config, backward};

@@ -230,7 +230,7 @@ pub(super) fn tile_at<'k>(
     cols: u32,
 ) -> [Val<'k, u32>; 3] {
     let (block, zero) = (first_key / cols, first_key.builder().constant(0));
-    match sequence.first().k {
+    match sequence.first.k {
         Some(first) => [zero, first / cols + item.batch() + block, item.kv_head()],
         None => [zero, block, scales.head(item.batch(), item.kv_head())],
     }

@@ -8,8 +8,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use flashcore_bench::own::is_own;
+use flashcore_check::levers::{LeverInfo, described};
+use flashcore_kernels::Family;
 use flashcore_kernels::family::Values;
-use flashcore_kernels::{Family, LeverInfo};
 use flashcore_problem::rng::Rng;
 use serde::Serialize;
 
@@ -93,7 +94,7 @@ impl Space {
     pub(crate) fn count(&self) -> &[Counted] {
         let count = |family: &Family| Counted {
             family: family.name,
-            levers: family.described(),
+            levers: described(family),
             constraints: family.constraints.iter().map(|constraint| constraint.rule).collect(),
             configs: family.configs().count(),
         };

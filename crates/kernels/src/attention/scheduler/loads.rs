@@ -56,24 +56,27 @@ impl Loads {
     /// `assigned` gets the clusters of the next items, one for each, in order.
     pub(super) fn assign(&mut self, cost: u64, mut left: u64, mut assigned: impl FnMut(&Set)) {
         while left > 0 {
-            let taken = self.assign_to_least(cost, left);
+            let (taken, count) = self.assign_to_least(cost, left);
             assigned(&taken);
-            left -= size(&taken);
+            left -= count;
         }
     }
 
-    /// Assigns an item to each of the clusters with the least to do, or to the first `left` of them: to whom.
-    fn assign_to_least(&mut self, cost: u64, left: u64) -> Set {
+    /// Assigns an item to each of the clusters with the least to do, or to the first `left` of them: to whom, and to how
+    /// many.
+    fn assign_to_least(&mut self, cost: u64, left: u64) -> (Set, u64) {
         let least = self.loads[self.first].load;
         let of_least = self.loads[self.first..].iter().take_while(|of| of.load == least);
-        let (with_least, all) = of_least.fold((0, NONE), |(count, all), of| (count + 1, both(all, of.clusters)));
-        let taken = first_of(all, left);
+        let sum = |(sets, count, all), of: &Load| (sets + 1, count + of.count, both(all, of.clusters));
+        let (with_least, count, all) = of_least.fold((0, 0, NONE), sum);
+        let takes_all = count <= left;
+        let taken = if takes_all { all } else { first_of(all, left) };
         // Clusters that are left with the least to do stay in front.
         let mut place = self.first;
         for _ in 0..with_least {
             let of = self.loads[place];
             let clusters: Set = std::array::from_fn(|word| of.clusters[word] & taken[word]);
-            let count = size(&clusters);
+            let count = if takes_all { of.count } else { size(&clusters) };
             if count < of.count {
                 let rest = &mut self.loads[place];
                 rest.clusters = std::array::from_fn(|word| of.clusters[word] & !taken[word]);
@@ -92,7 +95,7 @@ impl Loads {
                 clusters,
             });
         }
-        taken
+        (taken, count.min(left))
     }
 
     /// What each has to do, and in how many items.

@@ -6,7 +6,7 @@ use flashcore_problem::Problem;
 
 use super::super::divisor::Divisor;
 use super::loads::Loads;
-use super::{Clusters, TILE_COST, TileQueries, Tiling};
+use super::{Clusters, TILE_COST, Tiling};
 
 /// The items of a tiling, by how much there is to do for each.
 pub(crate) struct TilingWork {
@@ -35,11 +35,9 @@ impl Tiles {
     pub(crate) fn new(problem: &Problem, tiling: Tiling, sms: u32) -> Tiles {
         let clusters = Clusters::new(problem, tiling, sms);
         let seen = problem.key_range();
-        let end = tiling.packing.rows_of(problem.seq_len_q());
-        let rows = clusters.tiles * tiling.rows as usize;
-        let queries = TileQueries::new(tiling.packing, rows);
-        let first_of = |tile: usize| seen.keys(queries.first(tile));
-        let last_of = |tile: usize| seen.keys(queries.last(tile, end));
+        let queries = clusters.tiles * tiling.packing.queries_in(tiling.rows) as usize;
+        let first_of = |tile: usize| seen.keys(tile * queries);
+        let last_of = |tile: usize| seen.keys(((tile + 1) * queries).min(problem.seq_len_q()) - 1);
         let of_tile = |tile: usize, count: u64| (first_of(tile).start as u32, last_of(tile).end as u32, count);
         let of_head: Vec<(u32, u32, u64)> = if first_of(0) == last_of(clusters.per_head - 1) {
             vec![of_tile(0, clusters.per_head as u64)]

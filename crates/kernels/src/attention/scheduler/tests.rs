@@ -218,7 +218,7 @@ fn rows_of_tiles_are_those_of_queries() {
             .build()
             .unwrap();
         let packing = Packing::all_of(&problem);
-        let queries: Vec<usize> = (0..packing.rows_of(300)).map(|row| packing.query_of(row)).collect();
+        let queries: Vec<usize> = (0..packing.rows_of(300)).map(packing.query_of()).collect();
         assert!(queries.is_sorted() && queries.last() == Some(&299));
         for query in 0..300 {
             let rows = queries.iter().filter(|&&of_row| of_row == query).count();

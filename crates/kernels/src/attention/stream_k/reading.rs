@@ -109,13 +109,9 @@ impl<'k> Items<'k> {
     }
 }
 
-/// The tiles in pieces, as `combine` reads them: a place for each block of the main kernel that one may begin in, for
-/// each tile where they are fewer, or for each sequence and head in splits.
-#[derive(Clone, Copy)]
-pub(crate) struct Combined<'k>(GlobalPtr<'k, u32>);
-
-/// A tile in pieces.
-pub(crate) struct InPieces<'k> {
+/// A tile in pieces, as `combine` reads it. There is a place for each block of the main kernel that one may begin in,
+/// for each tile where they are fewer, or for each sequence and head in splits.
+pub(crate) struct Combined<'k> {
     pub batch: Val<'k, u32>,
     pub head: Val<'k, u32>,
     /// Number of the Q tile.
@@ -127,16 +123,13 @@ pub(crate) struct InPieces<'k> {
 }
 
 impl<'k> Combined<'k> {
+    /// The tile at the place whose number the block has along y.
     #[track_caller]
-    pub(crate) fn declare(k: &'k Args<'k, Forward>) -> Self {
-        Combined(scheduled(k, "schedule_combined", |at| at.combined))
-    }
-
-    /// The tile of that number, or that begins in a block of the main kernel, or of a sequence and head in splits.
-    #[track_caller]
-    pub(crate) fn at(&self, place: Val<'k, u32>) -> InPieces<'k> {
-        let words = self.0.offset(place * COMBINED_WORDS).load_words(4, Cache::Default);
-        InPieces {
+    pub(crate) fn of_block(k: &'k Args<'k, Forward>) -> Self {
+        let all = scheduled(k, "schedule_combined", |at| at.combined);
+        let words = all.offset(k.block_idx(1) * COMBINED_WORDS);
+        let words = words.load_words(COMBINED_WORDS, Cache::Default);
+        Combined {
             batch: words[1] & 0xffff,
             head: words[2] & 0xffff,
             tile: words[2] >> 16u32,

@@ -126,7 +126,7 @@ fn line(problem: &Problem, pieces: Pieces, lengths: &Lengths<Vec<i32>>) -> Vec<(
             let keys = seen.keys(match heads {
                 TileHeads::One => row as usize,
                 TileHeads::Dense => row as usize / problem.group_size(),
-                TileHeads::Warpgroups(packing) => packing.query_of(row as usize),
+                TileHeads::Warpgroups(packing) => packing.query_of()(row as usize),
             });
             (keys.start as i64, keys.end as i64)
         };

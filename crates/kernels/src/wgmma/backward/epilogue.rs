@@ -109,7 +109,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         let (k, context) = (self.k, self.context);
         k.verb("add_sum", || {
             let place = [tile.kv_heads, tile.batch, tile.kv_head];
-            let first_row = head_row(split.sums.stride, place, tile.sequence.first().k);
+            let first_row = head_row(split.sums.stride, place, tile.sequence.first.k);
             let row = first_row + tile.first_key + self.key_warp * 16;
             let place = sums.offset_strided(row, context.partition.width).offset(k.lane() * 4);
             for i in 0..sum.tiles() {

@@ -189,7 +189,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         };
         k.for_uniform(first, end, 1, |i| {
             let head = tile.kv_head.fma(group_size, i);
-            let first = tile.sequence.first();
+            let first = tile.sequence.first;
             let first_row = self
                 .statistics
                 .head_row([self.params.num_heads, tile.batch, head], first);

@@ -210,9 +210,9 @@ impl Timed {
 /// How heads may share tiles of `rows` rows: packed ones first, and of these the one with most queries in a tile.
 fn packings(problem: &Problem, rows: u32) -> impl Iterator<Item = Packing> {
     let (in_warpgroups, in_tiles) = (Packing::all_of(problem), Packing::in_tiles_of(problem, rows));
-    let tiles = |packing: Packing| problem.seq_len_q().div_ceil(packing.queries_in(rows) as usize);
     let can_pack = Packing::serves(problem);
-    let differ = can_pack && !problem.has_lengths() && tiles(in_tiles) < tiles(in_warpgroups);
+    let saves_tiles = || in_tiles.tiles(problem, rows) < in_warpgroups.tiles(problem, rows);
+    let differ = can_pack && !problem.has_lengths() && saves_tiles();
     let packed = [differ.then_some(in_tiles), can_pack.then_some(in_warpgroups)];
     packed.into_iter().flatten().chain([Packing::NONE])
 }
