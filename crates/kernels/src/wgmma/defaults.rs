@@ -5,7 +5,6 @@
 
 mod evaluate;
 mod lengths;
-mod rank;
 mod times;
 
 use std::iter;
@@ -13,8 +12,7 @@ use std::iter;
 use flashcore_ir::{Chip, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
-use self::evaluate::Tilings;
-use self::rank::{Candidate, by_rank};
+use self::evaluate::{Candidate, Tilings, by_rank};
 pub(crate) use self::times::Times;
 pub use self::times::most_ps;
 use super::{Config, backward};
@@ -57,11 +55,8 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
         let queries = packing.queries_in(config.rows) as usize;
         problem.batch() * problem.num_heads() / packing.heads() as usize * problem.seq_len_q().div_ceil(queries)
     };
-    let packed = Config {
-        pack_heads: true,
-        ..*config
-    };
-    let (unpacked, packed) = (tiles(*config), tiles(packed));
+    let pack_heads = true;
+    let (unpacked, packed) = (tiles(*config), tiles(Config { pack_heads, ..*config }));
     let rounds = |tiles: usize| tiles.div_ceil(sms as usize);
     if problem.seq_len_q() <= MOST_PACKED_QUERIES {
         packed < unpacked
@@ -71,10 +66,9 @@ fn packs(problem: &Problem, config: &Config, sms: u32) -> bool {
 }
 
 fn packed_percent(problem: &Problem) -> u64 {
-    if problem.seq_len_q() <= MOST_PACKED_QUERIES {
-        PACKED_PERCENT
-    } else {
-        PACKED_LONG_PERCENT
+    match problem.seq_len_q() {
+        ..=MOST_PACKED_QUERIES => PACKED_PERCENT,
+        _ => PACKED_LONG_PERCENT,
     }
 }
 
@@ -142,14 +136,16 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let of_first = |row: &&&Row| Some((row.head_dim, row.head_dim_v)) == first && row.cost_per_key.is_some();
     let alternatives = rows.iter().take_while(of_first).count();
     let mut ranked: Vec<Candidate> = rows.drain(..alternatives).map(Candidate::of).collect();
-    let packing = ranked.iter().filter(|row| packs(problem, &row.config, chip.sms));
+    let packing = ranked
+        .iter()
+        .filter(|row| packs(problem, &row.proposal.config, chip.sms));
     let packed: Vec<Candidate> = packing.map(|row| row.packed(packed_percent(problem))).collect();
     ranked.extend(packed);
     let rest = rows.into_iter().map(Candidate::of);
-    let (first, rest) = (timed.into_iter(), rest.map(Candidate::in_order));
+    let (first, rest) = (timed.into_iter(), rest.map(|row| row.proposal));
     if timed.is_some_and(|timed| timed.config.splits == 1) {
         // The model chose whole tiles: rows are there for what a compiler refuses.
-        return Box::new(first.chain(ranked.into_iter().map(Candidate::in_order)).chain(rest));
+        return Box::new(first.chain(ranked.into_iter().map(|row| row.proposal)).chain(rest));
     }
     Box::new(first.chain(by_rank(ranked, tilings)).chain(rest))
 }
@@ -179,12 +175,8 @@ pub fn timed(problem: &Problem, chip: impl Into<Chip>) -> Vec<Proposal<Config>> 
 pub fn defaults(dtype: DType) -> Vec<(Config, (usize, usize))> {
     let rows = Card::all().iter().flat_map(|card| table(card, dtype));
     let rows = rows.map(|row| (row.config, (row.head_dim, row.head_dim_v.unwrap_or(row.head_dim))));
-    let plain = Problem::builder()
-        .heads(1, 1)
-        .seq_len(1)
-        .head_dim(64)
-        .dtype(dtype)
-        .build();
+    let plain = Problem::builder().heads(1, 1).seq_len(1);
+    let plain = plain.head_dim(64).dtype(dtype).build();
     let plain = plain.iter().filter(|_| dtype != DType::E4M3);
     let timed = plain.flat_map(|problem| Card::all().iter().flat_map(|card| times::configs(&card.times, problem)));
     let timed = timed.map(|(config, head_dim)| (config, (head_dim, head_dim)));

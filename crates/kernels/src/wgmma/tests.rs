@@ -13,7 +13,7 @@ fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
             .seq_len(256)
             .head_dim(64)
             .head_dim_v(head_dim_v);
-        let config = Config::from_id(id).unwrap();
+        let config = Config::from(FAMILY.read_levers(id).unwrap());
         plan(
             &problem.build().unwrap(),
             &config,
@@ -125,7 +125,7 @@ fn remedies() {
     let mut text = String::new();
     for (name, builder, id, target) in cases {
         let problem = builder.build().unwrap();
-        let config = crate::Config::Wgmma(Config::from_id(id).unwrap());
+        let config = crate::Config::Wgmma(Config::from(FAMILY.read_levers(id).unwrap()));
         let answer = match Plan::new(&problem, &config, target) {
             Ok(_) => "served".to_string(),
             Err(refusal) => refusal.to_string(),
@@ -149,7 +149,7 @@ fn levers_save_what_a_refusal_says() {
     let of = |id: &str| {
         Plan::new(
             &wide,
-            &crate::Config::Wgmma(Config::from_id(id).unwrap()),
+            &crate::Config::Wgmma(Config::from(FAMILY.read_levers(id).unwrap())),
             Target::Sm90a,
         )
     };

@@ -1,8 +1,12 @@
 //! When the busiest SM is done: what rows of the table, and tiles of the model of times, are chosen by.
 
+use std::iter;
+
 use flashcore_problem::Problem;
 
+use super::{Config, PACKED_WHY, PAIR_KEYS, PAIR_MOST_KEYS, Proposal, Row, TILE_KEYS};
 use crate::attention::scheduler::{Tiles, Tiling};
+use crate::card::Score;
 
 /// What the tiles of a tiling take.
 #[derive(Clone, Copy)]
@@ -70,4 +74,58 @@ impl<'p> Tilings<'p> {
         }
         best
     }
+}
+
+/// A row of the table as a proposal, and its time of a tile per key ([`Row::cost_per_key`]).
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
+    /// In the order of the table.
+    pub(super) proposal: Proposal<Config>,
+    pub(super) cost_per_key: u64,
+}
+
+impl Candidate {
+    pub(super) fn of(row: &Row) -> Candidate {
+        Candidate {
+            proposal: Proposal::new(row.config, row.why, Some(row.place), Score::Order),
+            cost_per_key: 100 * row.cost_per_key.unwrap_or(0),
+        }
+    }
+
+    pub(super) fn cost(&self, problem: &Problem, sms: u32) -> Cost {
+        let config = &self.proposal.config;
+        let tiling = config.tiling(config.packing(problem, sms));
+        let waits = config.cluster > 1 && problem.seq_len_kv() <= PAIR_MOST_KEYS;
+        Cost {
+            tiling,
+            each: [u64::from(tiling.cols), TILE_KEYS].map(|keys| self.cost_per_key * keys),
+            begin: if waits { self.cost_per_key * PAIR_KEYS } else { 0 },
+        }
+    }
+
+    pub(super) fn placed_by(self, score: Score) -> Proposal<Config> {
+        Proposal { score, ..self.proposal }
+    }
+
+    /// With the heads of a K/V head in one tile, which takes `percent` of the time of another.
+    pub(super) fn packed(&self, percent: u64) -> Candidate {
+        let mut packed = *self;
+        packed.proposal.config.pack_heads = true;
+        packed.proposal.why = PACKED_WHY;
+        packed.cost_per_key = self.cost_per_key / 100 * percent;
+        packed
+    }
+}
+
+/// Rows by when the busiest SM is done, each worked out when those before it were refused.
+pub(super) fn by_rank(mut rows: Vec<Candidate>, mut tilings: Tilings<'_>) -> impl Iterator<Item = Proposal<Config>> {
+    let are_several = rows.len() > 1; // most decode steps have none
+    iter::from_fn(move || {
+        if !are_several {
+            return rows.pop().map(|row| row.proposal);
+        }
+        let (problem, sms) = (tilings.problem, tilings.sms);
+        let (work, place) = tilings.first(rows.iter().map(|row| row.cost(problem, sms)))?;
+        Some(rows.remove(place).placed_by(Score::Work(work)))
+    })
 }

@@ -43,11 +43,7 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let size = Size::of(problem, chip);
     // Sizes that `mma` has such blocks for.
-    let has_blocks = if head_dim <= 64 {
-        size <= Size::Medium
-    } else {
-        size == Size::Small
-    };
+    let has_blocks = size <= if head_dim <= 64 { Size::Medium } else { Size::Small };
     if has_few_rows(problem, chip) || is_short_chunk(problem, chip) && has_blocks {
         return Vec::new();
     }
@@ -61,33 +57,26 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     };
     // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as
     // it has queries.
+    let most_packed = *PACKED_QUERIES.end();
+    let was_measured = PROMPT_HEAD_DIMS.contains(&head_dim);
+    let may_pack = was_measured && Packing::serves(problem) && causal && problem.mask().window_left.is_none();
     let prompt_keys = match problem.kv_lengths() {
-        KvLengths::Packed { total, .. }
-            if usual_rows > *PACKED_QUERIES.end()
-                && causal
-                && problem.mask().window_left.is_none()
-                && PROMPT_HEAD_DIMS.contains(&head_dim)
-                && Packing::serves(problem) =>
-        {
+        KvLengths::Packed { total, .. } if may_pack && usual_rows > most_packed => {
             let usual_keys = (total / problem.batch()).min(problem.seq_len_kv());
             Some(usual_keys.max(usual_rows) as u64)
         }
         _ => None,
     };
     let few_queries = Packing::serves(problem)
-        && usual_rows <= *PACKED_QUERIES.end()
+        && usual_rows <= most_packed
         && (long || usual_rows >= *PACKED_QUERIES.start() && usual_rows * problem.group_size() >= LEAST_USUAL_ROWS);
     let packing = few_queries || prompt_keys.is_some();
     // A chunk among sequences that decode: one with as many rows as the bound has most of them, and tiles are chosen
     // for it.
+    let (longest, may_be_chunk) = (problem.seq_len_q(), few_queries && was_measured);
     let rows_of_most = match problem.q_lengths() {
-        QLengths::Packed { total, .. }
-            if few_queries
-                && PROMPT_HEAD_DIMS.contains(&head_dim)
-                && problem.seq_len_q() > *PACKED_QUERIES.end()
-                && total < 2 * problem.seq_len_q() =>
-        {
-            problem.seq_len_q().min(total)
+        QLengths::Packed { total, .. } if may_be_chunk && longest > most_packed && total < 2 * longest => {
+            longest.min(total)
         }
         _ => usual_rows,
     };
@@ -97,11 +86,9 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     };
     // For each key of a head, in half tiles; of prompts, for all keys.
     let work = |row: &Candidate| {
-        let of_tile = row.config.packing(problem, chip.sms);
-        let (queries, heads) = (
-            u64::from(of_tile.queries_in(row.config.rows)),
-            u64::from(of_tile.heads()),
-        );
+        let config = &row.proposal.config;
+        let of_tile = config.packing(problem, chip.sms);
+        let [queries, heads] = [of_tile.queries_in(config.rows), of_tile.heads()].map(u64::from);
         let usual = rows_of_most as u64;
         let covered = if usual_rows == problem.seq_len_q() {
             2 * usual.next_multiple_of(queries)
@@ -109,11 +96,8 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
             2 * usual + queries
         };
         let keys = prompt_keys.map_or(1, |keys| 2 * keys - usual + queries);
-        let tall = if heads > 1 && row.config.rows > 128 && prompt_keys.is_none() {
-            TALL_PACKED_COST
-        } else {
-            100
-        };
+        let is_tall = heads > 1 && config.rows > 128 && prompt_keys.is_none();
+        let tall = if is_tall { TALL_PACKED_COST } else { 100 };
         row.cost_per_key * tall * covered * keys / (queries * heads)
     };
     // Packed heads of prompts cost no more than others: seen with 8,192 rows, too (run `packed-equal-h200`).
@@ -134,8 +118,8 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let rows = rows.into_iter();
     let rows = rows.map(|(head_dim, score, row)| match score {
         // Work for larger heads is not comparable.
-        Score::Work(_) if Some(head_dim) != first => row.in_order(),
-        score => row.proposal(score),
+        Score::Work(_) if Some(head_dim) != first => row.proposal,
+        score => row.placed_by(score),
     });
     rows.collect()
 }
@@ -163,7 +147,7 @@ fn of_e4m3(problem: &Problem, card: &'static Card, chip: Chip) -> Vec<Proposal<C
         packed.into_iter().chain([whole])
     };
     let rows = card.wgmma_e4m3.iter().filter(serves).flat_map(candidates);
-    let mut rows: Vec<Proposal<Config>> = rows.map(Candidate::in_order).collect();
+    let mut rows: Vec<Proposal<Config>> = rows.map(|row| row.proposal).collect();
     if few_rows {
         rows.iter_mut().for_each(|row| row.why = TRANSPOSED_WHY);
     }

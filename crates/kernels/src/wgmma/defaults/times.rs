@@ -83,14 +83,13 @@ impl Times {
 
     /// A tile with as many stages as there is room for, up to three.
     fn tile(&self, cols: u32, shape: &Shape) -> Config {
-        let tile = Config { cols, ..self.config };
+        let mut tile = Config { cols, ..self.config };
         // With a soft cap and a third stage, tiles of 192 rows would spill registers.
         let spills = tile.rows == 192 && shape.softcap;
-        if tile.fits_shared_memory(shape) && !spills {
-            tile
-        } else {
-            Config { stages: 2, ..tile }
+        if spills || !tile.fits_shared_memory(shape) {
+            tile.stages = 2;
         }
+        tile
     }
 
     /// The tile with Q in registers if at least half of it fits, but in tiles of 64 rows.
@@ -109,11 +108,8 @@ impl Times {
     /// Picoseconds of a K block, and of a tile. `masked`: sixteenths of a K block that need a mask in each tile.
     fn ps(&self, cols: u32, masked: u64, stages: u32) -> [u64; 2] {
         let keys = u64::from(cols) * self.key;
-        let percent = if stages == 2 && self.config.rows > 64 {
-            TWO_STAGES_PERCENT
-        } else {
-            100
-        };
+        let is_slower = stages == 2 && self.config.rows > 64;
+        let percent = if is_slower { TWO_STAGES_PERCENT } else { 100 };
         let block = (keys + self.block) * percent / 100;
         [block, keys + self.tile + self.block * masked / MASKED_SHARE]
     }
@@ -132,9 +128,8 @@ pub(super) struct Timed {
 /// Every config that may be chosen, and the largest head_dim that it is for; keys in three splits stand for all splits,
 /// and no heads are packed. The problem's head_dim does not matter.
 pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterator<Item = (Config, usize)> {
-    let all = times
-        .iter()
-        .flat_map(|times| times.cols.iter().map(move |&cols| (times, cols)));
+    let all = times.iter();
+    let all = all.flat_map(|times| times.cols.iter().map(move |&cols| (times, cols)));
     all.flat_map(move |(times, cols)| {
         let splits = [1, 3].into_iter();
         let splits = splits.filter(move |splits| *splits == 1 || SPLIT_COLS.contains(&cols));
@@ -144,11 +139,8 @@ pub(super) fn configs(times: &'static [Times], problem: &Problem) -> impl Iterat
 
 /// Picoseconds up to which whole tiles are the model's; beyond, they are those of rows of the table.
 pub fn most_ps(problem: &Problem) -> u64 {
-    if problem.seq_len_q() < problem.seq_len_kv() {
-        MOST_PS_OF_CHUNKS
-    } else {
-        MOST_PS
-    }
+    let is_chunk = problem.seq_len_q() < problem.seq_len_kv();
+    if is_chunk { MOST_PS_OF_CHUNKS } else { MOST_PS }
 }
 
 impl Timed {
@@ -167,10 +159,9 @@ impl Timed {
             (_, true) => PACKED_WHY,
             _ => SHORT_WHY,
         };
-        let config = self
-            .times
-            .config(self.cost.tiling.cols, self.splits, self.packs(), problem);
-        Proposal::new(config, why, Some(self.times.place), Score::Picoseconds(self.ps))
+        let (times, cols) = (self.times, self.cost.tiling.cols);
+        let config = times.config(cols, self.splits, self.packs(), problem);
+        Proposal::new(config, why, Some(times.place), Score::Picoseconds(self.ps))
     }
 
     /// The keys of tiles in as many splits as are done first, in as many rounds as the SMs need for them.
