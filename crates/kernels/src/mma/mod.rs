@@ -22,10 +22,10 @@ use crate::attention::query_rows::TileHeads;
 use crate::attention::scheduler::kv_heads_within;
 use crate::attention::split;
 use crate::attention::stream_k::{Pieces, Schedule};
-use crate::attention::tap::Tap;
 use crate::family::{Family, Values, constraint, levers};
+use crate::plan::Resolver;
 use crate::size::is_one_cache;
-use crate::step::{KernelCache, Steps};
+use crate::step::Steps;
 use crate::tiles::{padded, tile_bytes};
 use crate::{Refusal, refuse};
 
@@ -281,13 +281,8 @@ fn most_keys(problem: &Problem) -> u64 {
     }
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { chip, kernels, tap } = with;
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }

@@ -13,9 +13,9 @@ use flashcore_problem::{DType, Direction, Problem};
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, query_blocks, widest_access};
-use crate::attention::tap::Tap;
 use crate::family::{Family, LeverValue, Values, constraint, levers};
-use crate::step::{KernelCache, Steps};
+use crate::plan::Resolver;
+use crate::step::Steps;
 use crate::{Refusal, refuse};
 
 /// The family's name.
@@ -129,12 +129,8 @@ pub fn widest(problem: &Problem) -> u32 {
     widest_access(all_strides(problem).map(|stride| stride as usize * element))
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { kernels, tap, .. } = with;
     check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
     FAMILY.check(&Values::from(*config))?;
     config.check_access(problem)?;

@@ -31,10 +31,11 @@ use crate::attention::query_rows::{Packing, TileHeads};
 use crate::attention::scheduler::{self, work_lists};
 use crate::attention::split;
 use crate::attention::stream_k::{Pieces, Schedule};
-use crate::attention::tap::{Tap, key_range};
+use crate::attention::tap::key_range;
 use crate::attention::tensor_rows::page_rows;
 use crate::family::Values;
-use crate::step::{KernelCache, Steps};
+use crate::plan::Resolver;
+use crate::step::Steps;
 use crate::{Refusal, refuse};
 use transpose::Transposed;
 
@@ -68,13 +69,8 @@ struct Operands {
 /// Warps of a block's producer, which are its first.
 const PRODUCER_WARPS: u32 = 4;
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { chip, kernels, tap } = with;
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }

@@ -4,6 +4,7 @@ use flashcore_problem::{KvLengths, Layout};
 
 use super::config::SLACK_BYTES;
 use super::*;
+use crate::KernelCache;
 
 #[test]
 fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
@@ -14,14 +15,8 @@ fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
             .head_dim(64)
             .head_dim_v(head_dim_v);
         let config = Config::from(FAMILY.read_levers(id).unwrap());
-        plan(
-            &problem.build().unwrap(),
-            &config,
-            Target::Sm90a.into(),
-            &KernelCache::default(),
-            None,
-        )
-        .map(drop)
+        let (chip, kernels, tap) = (Target::Sm90a.into(), &KernelCache::default(), None);
+        plan(&problem.build().unwrap(), &config, Resolver { chip, kernels, tap }).map(drop)
     };
     // Both sides of what ptxas takes.
     assert_eq!(outcome("m192n32-s2-free-cond", 192), Ok(()));
