@@ -34,6 +34,14 @@ pub struct Plan {
     pub reproducible: bool,
 }
 
+/// What a config is resolved with: the GPU, the kernels that are there, and what the build shows.
+#[derive(Clone, Copy)]
+pub(crate) struct Resolver<'k> {
+    pub chip: Chip,
+    pub kernels: &'k KernelCache,
+    pub tap: Option<Tap>,
+}
+
 impl Plan {
     /// Resolves a config for a problem on a GPU; a [`Target`] stands for its usual card.
     ///
@@ -64,7 +72,8 @@ impl Plan {
         chip: impl Into<Chip>,
         kernels: &KernelCache,
     ) -> Result<Plan, Refusal> {
-        Plan::resolve(problem, config, chip.into(), kernels, None)
+        let (chip, tap) = (chip.into(), None);
+        Plan::resolve(problem, config, Resolver { chip, kernels, tap })
     }
 
     /// The config built with a tap, which stores scores or probabilities, or launched so that all visible keys weigh
@@ -83,21 +92,17 @@ impl Plan {
     /// # Errors
     /// As [`Plan::new`].
     pub fn with_tap(problem: &Problem, config: &Config, chip: impl Into<Chip>, tap: Tap) -> Result<Plan, Refusal> {
-        let kernels = KernelCache::default();
+        let (chip, kernels) = (chip.into(), &KernelCache::default());
+        let with = |tap| Resolver { chip, kernels, tap };
         if tap.is_stored() || problem.direction() == Direction::Backward {
-            return Plan::resolve(problem, config, chip.into(), &kernels, Some(tap));
+            return Plan::resolve(problem, config, with(Some(tap)));
         }
-        let plan = Plan::resolve(&tap::even(problem)?, config, chip.into(), &kernels, None)?;
+        let plan = Plan::resolve(&tap::even(problem)?, config, with(None))?;
         Ok(Plan { tap: Some(tap), ..plan })
     }
 
-    fn resolve(
-        problem: &Problem,
-        config: &Config,
-        chip: Chip,
-        kernels: &KernelCache,
-        tap: Option<Tap>,
-    ) -> Result<Plan, Refusal> {
+    fn resolve(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Plan, Refusal> {
+        let Resolver { chip, tap, .. } = with;
         let target = chip.target;
         if !target.is_supported() {
             return Err(Refusal::Target { target });
@@ -106,10 +111,10 @@ impl Plan {
         refuse!(backward && tap.is_some() => config.family(), "check its gradients", "taps of the backward pass");
         tap::check(problem, tap)?;
         let Steps { before, main, then } = match config {
-            Config::Ladder(config) => Steps::alone(crate::ladder::plan(problem, config, kernels, tap)?),
-            Config::Mma(config) => crate::mma::plan(problem, config, chip, kernels, tap)?,
-            Config::Scalar(config) => crate::scalar::plan(problem, config, kernels, tap)?,
-            Config::Wgmma(config) => crate::wgmma::plan(problem, config, chip, kernels, tap)?,
+            Config::Ladder(config) => Steps::alone(crate::ladder::plan(problem, config, with)?),
+            Config::Mma(config) => crate::mma::plan(problem, config, with)?,
+            Config::Scalar(config) => crate::scalar::plan(problem, config, with)?,
+            Config::Wgmma(config) => crate::wgmma::plan(problem, config, with)?,
         };
         let plan = Plan {
             problem: problem.clone(),

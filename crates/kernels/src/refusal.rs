@@ -139,6 +139,21 @@ impl Refusal {
         })
     }
 
+    /// [`Self::check_registers`] of what is made of these parts, and of `scratch` registers that a refusal does not
+    /// name.
+    pub(crate) fn check_register_parts(
+        parts: &[(&str, u32)],
+        scratch: u32,
+        allowed: u32,
+        remedy: &'static str,
+    ) -> Result<(), Refusal> {
+        let needed = scratch + parts.iter().map(|(_, registers)| registers).sum::<u32>();
+        Refusal::check_registers(needed, allowed, remedy, || {
+            let parts = parts.iter().map(|(what, registers)| format!("{what} {registers}"));
+            parts.collect::<Vec<_>>().join(", ")
+        })
+    }
+
     /// Refuses more dynamic shared memory than a block of the target may have.
     pub(crate) fn check_shared_memory(
         needed: u32,

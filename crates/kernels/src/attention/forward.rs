@@ -3,9 +3,12 @@
 
 use flashcore_problem::Problem;
 
+use super::combine;
+use super::params::Shape;
 use super::stream_k::{Places, Schedule};
 use crate::Refusal;
 use crate::args::{Part, Request};
+use crate::step::{KernelCache, Step, Steps};
 
 /// What a launch of a forward pass is made for; `more` is what a family adds.
 pub(crate) struct Forward<T = ()> {
@@ -43,6 +46,21 @@ impl Forward {
             sharing,
             more: (),
         }
+    }
+
+    /// The main step, what makes its schedule before it, and what merges its partials after it. `whole` is the shape of
+    /// a main kernel without splits.
+    pub(crate) fn steps(&self, main: Step, whole: &Shape, kernels: &KernelCache) -> Result<Steps, Refusal> {
+        let (mut before, mut then) = (Vec::new(), Vec::new());
+        match self.sharing {
+            Sharing::Alone => {}
+            Sharing::Splits(_) => then.push(combine::step(self, whole, kernels)?),
+            Sharing::Schedule(..) => {
+                before.push(Schedule::step(self, whole, kernels)?);
+                then.push(combine::listed_step(self, whole, kernels)?);
+            }
+        }
+        Ok(Steps { before, main, then })
     }
 }
 

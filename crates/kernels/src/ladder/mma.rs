@@ -8,45 +8,32 @@
 use flashcore_ir::fragment::{AOperand, MmaElement};
 use flashcore_ir::{Cache, KernelBuilder, Val, Var, Widen};
 
-use super::common::{Block, ScoreOperands, WARP_ROWS, load_tile};
+use super::common::{Block, ScoreOperands, WARP_ROWS};
 use super::{Config, P};
 use crate::args::Args;
 use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
-use crate::attention::params::{Params, Shape};
+use crate::attention::params::Shape;
 use crate::attention::row_tile::{ACC_COLS, QUAD, RowTile, lane_column, lane_row};
 use crate::attention::tap::{Place, Tap};
-use crate::tiles::{Fragments, HeadTile, STEP, a_lane, padded};
+use crate::tiles::{Fragments, STEP, a_lane, padded};
 
 pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, levers: &Config, shape: &Shape) {
-    k.min_blocks_per_sm(1);
-    let params = Params::<E>::declare(k, shape);
-    let block = Block::new(k, &params, levers);
-
-    let q_tile = HeadTile::declare(k, "q_tile", levers.rows(), shape.head_dim, 1, false);
-    let k_tile = HeadTile::declare(k, "k_tile", levers.cols, shape.head_dim, 1, false);
-    let v_tile = HeadTile::declare(k, "v_tile", levers.cols, shape.head_dim_v, 1, false);
-
+    let block = Block::<E>::new(k, levers, shape);
+    let params = &block.params;
     let warp = k.thread_idx() / 32u32;
-    let operands = ScoreOperands::new(k, q_tile, k_tile, warp);
+    let operands = ScoreOperands::new(k, block.q.tile, block.k.tile, warp);
     let (row, column) = a_lane(k.lane());
-    let v_place = v_tile.fragments(row, column);
+    let v_place = block.v.tile.fragments(row, column);
     let scores = RowTile::new(k.acc("s", levers.cols / ACC_COLS));
     let out = RowTile::new(k.acc("out", padded(shape.head_dim_v) / ACC_COLS));
 
     // This lane's rows: halves 0 and 1 of the accumulators.
     let first_row = block.first_row + warp * WARP_ROWS + lane_row(k);
-    let rows = [0, 8].map(|down| MaskedRow::new(k, &params, block.batch, block.head, first_row + down));
+    let rows = [0, 8].map(|down| MaskedRow::new(k, params, block.batch, block.head, first_row + down));
     let column = lane_column(k);
 
-    load_tile(k, q_tile, &params.q, block.q_head, block.first_row, params.seq_len_q);
-    k.for_uniform(block.first_key, block.end_key, levers.cols as i32, |key0| {
-        let key0 = key0.reinterpret::<u32>();
-        k.barrier();
-        load_tile(k, k_tile, &params.k, block.k_head, key0, params.seq_len_kv);
-        load_tile(k, v_tile, &params.v, block.v_head, key0, params.seq_len_kv);
-        k.barrier();
-
+    block.for_each_tile(|key0| {
         operands.multiply(k, scores.0, shape.head_dim);
         let tap = |tap, row: &MaskedRow<'_>, column_of: i32, value: Var<'_, f32>| {
             params.tap(tap, || {
@@ -57,7 +44,7 @@ pub(super) fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Forward>, levers: 
         };
         for (half, row) in rows.iter().enumerate() {
             for (key, score) in scores.of_row(scores.steps(), half) {
-                score.set(row.score(&params, || key0 + column + key as u32, score.get()));
+                score.set(row.score(params, || key0 + column + key as u32, score.get()));
                 tap(Tap::Scores, row, key, score);
             }
         }

@@ -16,9 +16,9 @@ use flashcore_problem::{Direction, Problem};
 use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{OTHER_FAMILIES, SIXTEEN_BITS, Shape, check_lengths, check_problem, query_blocks};
-use crate::attention::tap::Tap;
 use crate::family::{Family, Values, constraint, lever_values, levers};
-use crate::step::{KernelCache, Step};
+use crate::plan::Resolver;
+use crate::step::Step;
 use crate::{Refusal, refuse};
 use common::WARP_ROWS;
 
@@ -111,12 +111,8 @@ fn check_registers(problem: &Problem, config: &Config) -> Result<(), Refusal> {
     Ok(())
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Step, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Step, Refusal> {
+    let Resolver { kernels, tap, .. } = with;
     refuse!(problem.direction() == Direction::Backward => NAME, OTHER_FAMILIES, "the backward pass");
     check_lengths(problem, NAME, OTHER_FAMILIES)?;
     check_problem(problem, NAME, &SIXTEEN_BITS)?;

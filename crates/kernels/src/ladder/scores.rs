@@ -8,7 +8,7 @@
 use std::fmt;
 
 use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, KernelBuilder, Target, Val, Var, Widen};
+use flashcore_ir::{Cache, Target, Val, Var, Widen};
 use flashcore_problem::{Name, Problem};
 
 use super::common::{ScoreOperands, WARP_ROWS};
@@ -47,9 +47,8 @@ impl Levers {
     /// Every choice.
     pub fn all() -> Vec<Levers> {
         let engines = [Engine::Scalar, Engine::TensorCores].into_iter();
-        engines
-            .flat_map(|engine| TILES.map(|tile| Levers { engine, tile }))
-            .collect()
+        let all = engines.flat_map(|engine| TILES.map(|tile| Levers { engine, tile }));
+        all.collect()
     }
 }
 
@@ -130,8 +129,8 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, hea
     k.cp_async_wait(0);
     k.barrier();
     match levers.engine {
-        Engine::Scalar => scalar(k, levers, [q_tile, k_tile, s_tile], scale),
-        Engine::TensorCores => tensor_cores(k, levers, [q_tile, k_tile, s_tile], scale),
+        Engine::Scalar => scalar([q_tile, k_tile, s_tile], scale),
+        Engine::TensorCores => tensor_cores([q_tile, k_tile, s_tile], scale),
     }
     k.barrier();
     s_tile.chunks(k).for_each(|row, column, place| {
@@ -145,14 +144,10 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Problem>, levers: Levers, hea
 }
 
 #[track_caller]
-fn tensor_cores<'k, E: MmaElement>(
-    k: &'k KernelBuilder,
-    levers: Levers,
-    [q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3],
-    scale: Val<'k, f32>,
-) {
+fn tensor_cores<'k, E: MmaElement>([q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3], scale: Val<'k, f32>) {
+    let k = scale.builder();
     let warp = k.thread_idx() / 32u32;
-    let scores: RowTile<'_> = RowTile::new(k.acc("s", levers.tile / ACC_COLS));
+    let scores: RowTile<'_> = RowTile::new(k.acc("s", k_tile.tile.rows() / ACC_COLS));
     ScoreOperands::new(k, q_tile, k_tile, warp).multiply(k, scores.0, q_tile.head_dim);
     let (row, column) = (warp * WARP_ROWS + lane_row(k), lane_column(k));
     for tile in 0..scores.tiles() {
@@ -166,15 +161,11 @@ fn tensor_cores<'k, E: MmaElement>(
 
 /// A thread multiplies every `threads / 16`-th row with every sixteenth key.
 #[track_caller]
-fn scalar<'k, E: MmaElement + Widen>(
-    k: &'k KernelBuilder,
-    levers: Levers,
-    [q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3],
-    scale: Val<'k, f32>,
-) {
+fn scalar<'k, E: MmaElement + Widen>([q_tile, k_tile, s_tile]: [HeadTile<'k, E>; 3], scale: Val<'k, f32>) {
+    let k = scale.builder();
     let (row, key) = (k.thread_idx() / THREAD_COLS, k.thread_idx() % THREAD_COLS);
-    let row_step = 2 * levers.tile / THREAD_COLS;
-    let (rows, keys) = (levers.tile / row_step, levers.tile / THREAD_COLS);
+    let row_step = k.threads() / THREAD_COLS;
+    let (rows, keys) = (q_tile.tile.rows() / row_step, k_tile.tile.rows() / THREAD_COLS);
     let scores: Vec<Var<'k, f32>> = (0..rows * keys).map(|_| k.var(0.0)).collect();
     let none = k.constant(0u32);
     for d in (0..padded(q_tile.head_dim)).step_by(CHUNK as usize) {

@@ -3,15 +3,14 @@
 //! Scores and probabilities never leave registers: the accumulators of S, rounded and packed, are operand A of
 //! `O += P·V`.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use flashcore_ir::fragment::AOperand;
+use flashcore_ir::fragment::{AOperand, BOperand, MmaElement};
 use flashcore_ir::{Element, KernelBuilder, Val, Var};
 
 use super::Config;
 use super::producer::Block;
 use crate::attention::mask::{mask_scores, warp_sees};
-use crate::attention::params::{Params, Shape};
 use crate::attention::row_tile::{self, ACC_COLS, RowTile, ScoreTiles, lane_column, lane_row};
 use crate::attention::score_mod::TileBias;
 use crate::attention::softmax::{Row, SixteenBits, raise_maxima};
@@ -27,6 +26,21 @@ const SPECULATIVE_PARTS: u32 = 2;
 
 /// Set in a pair of 16-bit probabilities, of either format, if one of them is 2 or more, infinite, or NaN.
 const TWO_OR_MORE: u32 = 0x4000_4000;
+
+/// Adds products to step `columns` of 16 columns of the tiles: `a` by block of rows, and the two halves of the columns.
+#[track_caller]
+pub(super) fn multiply<'k, E: MmaElement, Rows: Copy>(
+    k: &'k KernelBuilder,
+    to: &[RowTile<'k, Rows>],
+    columns: u32,
+    a: &[AOperand<E>],
+    [left, right]: [BOperand<E>; 2],
+) {
+    for (tile, &a) in to.iter().zip(a) {
+        k.mma(tile.0, 2 * columns, a, left);
+        k.mma(tile.0, 2 * columns + 1, a, right);
+    }
+}
 
 /// A warp's part of the block's rows and of each K block's keys.
 #[derive(Clone, Copy)]
@@ -57,19 +71,15 @@ impl<'k> WarpPlace<'k> {
     }
 }
 
-/// A warp, which has 16 rows per row block, two of them in each lane.
-pub(super) struct Warp<'k, 'p, E: Element> {
-    pub(super) k: &'k KernelBuilder,
-    pub(super) params: &'p Params<'k, E>,
-    pub(super) levers: &'p Config,
-    pub(super) shape: &'p Shape,
-    pub(super) block: &'p Block<'k>,
+/// A warp of a block, which has 16 rows per row block, two of them in each lane.
+pub(super) struct Warp<'k, 'b, E: Element> {
+    pub(super) block: &'b Block<'k, 'b, E>,
     pub(super) place: WarpPlace<'k>,
     q_fragments: Fragments<'k, E>,
     /// Operands of Q that registers hold, by row block and step. The other steps are loaded in each K block.
     q_held: Vec<Vec<AOperand<E>>>,
     /// The lane's first row among those of the block's head or heads.
-    first_row: Val<'k, u32>,
+    pub(super) first_row: Val<'k, u32>,
     /// `S` and `O` by row block, and row state by row block and half.
     scores: ScoreTiles<'k>,
     /// Probabilities, rounded and packed as operands of `O += P·V`: `[row block][word]`.
@@ -82,31 +92,28 @@ pub(super) struct Warp<'k, 'p, E: Element> {
     tapped_key: Option<Var<'k, u32>>,
 }
 
-impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
+impl<'k, 'b, E: Element> Deref for Warp<'k, 'b, E> {
+    type Target = Block<'k, 'b, E>;
+
+    fn deref(&self) -> &Self::Target {
+        self.block
+    }
+}
+
+impl<'k, 'b, E: SixteenBits> Warp<'k, 'b, E> {
     #[track_caller]
-    pub(super) fn new(
-        k: &'k KernelBuilder,
-        params: &'p Params<'k, E>,
-        block: &'p Block<'k>,
-        place: WarpPlace<'k>,
-        levers: &'p Config,
-        shape: &'p Shape,
-        q_fragments: Fragments<'k, E>,
-    ) -> Self {
+    pub(super) fn new(block: &'b Block<'k, 'b, E>, place: WarpPlace<'k>, q_fragments: Fragments<'k, E>) -> Self {
+        let Block { k, levers, shape, .. } = *block;
+        let score_mod = &block.params.score_mod;
         let (mut out, mut rows) = (Vec::new(), Vec::new());
         for m in 0..levers.row_blocks() {
-            out.push(RowTile::new(
-                k.acc(&format!("out{m}"), padded(shape.head_dim_v) / ACC_COLS),
-            ));
-            rows.extend([(); 2].map(|()| Row::new(k, params.score_mod.exponent_scale, shape.dtype)));
+            let tiles = padded(shape.head_dim_v) / ACC_COLS;
+            out.push(RowTile::new(k.acc(&format!("out{m}"), tiles)));
+            rows.extend([(); 2].map(|()| Row::new(k, score_mod.exponent_scale, shape.dtype)));
         }
         let tiles = levers.keys_per_warp() / ACC_COLS;
         let words = || (0..2 * tiles).map(|_| k.var_unwritten("p")).collect();
         let mut warp = Warp {
-            k,
-            params,
-            levers,
-            shape,
             block,
             first_row: block.first_row + place.first_row + lane_row(k),
             place,
@@ -123,7 +130,7 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             let rows = &block.rows;
             warp.biases = TileBias::of_lane(levers.row_blocks(), levers.pack_heads, |m, half| {
                 let row = warp.row(m, half);
-                params.score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
+                score_mod.bias(rows.batch, rows.head_of(row), rows.query(row))
             });
         }
         warp
@@ -250,12 +257,9 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
     #[track_caller]
     pub(super) fn scores(&self, k_fragments: &Fragments<'k, E>, steps: Range<u32>) {
         self.scores.clear(steps.clone());
-        if self.levers.q_in_registers {
-            steps
-                .clone()
-                .for_each(|step| self.score_steps(k_fragments, step..step + 1))
-        } else {
-            self.score_steps(k_fragments, steps.clone())
+        let at_once = if self.levers.q_in_registers { 1 } else { steps.len() };
+        for first in steps.clone().step_by(at_once) {
+            self.score_steps(k_fragments, first..first + at_once as u32);
         }
         for step in steps {
             self.apply_score_mod(step);
@@ -350,11 +354,8 @@ impl<'k, 'p, E: SixteenBits> Warp<'k, 'p, E> {
             };
             let operands: Vec<_> = self.p.iter().map(operand).collect();
             for column in 0..padded(self.shape.head_dim_v) / STEP {
-                let [left, right] = v_fragments.b_cols(self.k, step * STEP, column * STEP);
-                for (out, &p) in self.out.iter().zip(&operands) {
-                    self.k.mma(out.0, 2 * column, p, left);
-                    self.k.mma(out.0, 2 * column + 1, p, right);
-                }
+                let columns = v_fragments.b_cols(self.k, step * STEP, column * STEP);
+                multiply(self.k, &self.out, column, &operands, columns);
             }
         });
     }

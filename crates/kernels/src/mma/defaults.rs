@@ -46,9 +46,8 @@ pub fn defaults() -> Vec<(Config, usize, Target)> {
     let rows = Card::all().iter().flat_map(|card| &card.mma);
     let rows = grouped(rows.map(|row| (row.config, (row.head_dim, target(row)))));
     let most = |all: &[(usize, Target)]| all.iter().map(|(head_dim, _)| *head_dim).max().unwrap_or(0);
-    rows.into_iter()
-        .map(|(config, all)| (config, most(&all), all[0].1))
-        .collect()
+    let rows = rows.into_iter().map(|(config, all)| (config, most(&all), all[0].1));
+    rows.collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use flashcore_ir::{Cache, Val};
 
 use super::consumer::Warp;
-use super::producer::KvPart;
+use super::producer::{Block, KvPart};
 use crate::attention::epilogue::Total;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
 use crate::attention::softmax::{Row, SixteenBits, partial_offset};
@@ -13,10 +13,10 @@ use crate::attention::warp_partials::WarpPartials;
 use crate::tiles::{HeadTile, padded, tile_bytes};
 
 impl<'k, E: SixteenBits> Warp<'k, '_, E> {
-    /// The lane's rows: row block, half, output and state.
-    fn results(&self) -> impl Iterator<Item = (usize, usize, RowTile<'k>, Row<'k>)> {
+    /// The lane's rows: how far below the first one, half, output and state.
+    fn results(&self) -> impl Iterator<Item = (u32, usize, RowTile<'k>, Row<'k>)> {
         let rows = self.rows.iter().enumerate();
-        rows.map(|(i, row)| (i / 2, i % 2, self.out[i / 2], *row))
+        rows.map(|(i, row)| (8 * i as u32, i % 2, self.out[i / 2], *row))
     }
 
     /// Stores the output, or the partials of a piece.
@@ -37,10 +37,9 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
 
     #[track_caller]
     fn store_partials(&self) {
-        let Warp { k, shape, .. } = *self;
-        let column = lane_column(k);
-        for (m, half, out, row) in self.results() {
-            let (sum, at) = (row.total(), self.row(m, half));
+        let (k, shape, column) = (self.k, self.shape, lane_column(self.k));
+        for (down, half, out, row) in self.results() {
+            let (sum, at) = (row.total(), self.first_row + down);
             let offset = partial_offset(row.max.offset.get(), shape.dtype, || self.visible(at));
             k.if_(at.lt(self.block.rows.count).divergent(), || {
                 if let Some(partial) = self.partial(at) {
@@ -53,7 +52,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     /// Rounds the output into shared memory and stores it from there, 16 bytes an access.
     #[track_caller]
     fn store_output(&self, q_tile: HeadTile<'k, E>) {
-        let Warp { k, levers, shape, .. } = *self;
+        let Block { k, levers, shape, .. } = *self.block;
         let head_dim_v = shape.head_dim_v;
         let fits = tile_bytes(levers.rows, head_dim_v, 1) <= tile_bytes(levers.rows, shape.head_dim, 1);
         let out_tile = if fits {
@@ -63,14 +62,14 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
         };
         let first = self.place.first_row + lane_row(k);
         let column = lane_column(k);
-        for (m, half, out, row) in self.results() {
-            let at = self.row(m, half);
+        for (down, half, out, row) in self.results() {
+            let at = self.first_row + down;
             let (head, keys) = (|| self.block.rows.head_of(at), self.visible(at));
             let total = self.params.total(head, row.max.offset.get(), row.total(), keys);
             let norm = total.norm();
             for tile in 0..padded(head_dim_v) / ACC_COLS {
                 let pair = out.pair(tile, half).map(|value| value * norm);
-                let place = out_tile.at_column(first + (16 * m as u32 + 8 * half as u32), tile * ACC_COLS, column);
+                let place = out_tile.at_column(first + down, tile * ACC_COLS, column);
                 place.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
             }
             self.store_lse(at, &total, column);
@@ -89,21 +88,20 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
 
     #[track_caller]
     fn store_lse(&self, row: Val<'k, u32>, total: &Total<'k>, column: Val<'k, u32>) {
-        let Warp { k, params, shape, .. } = *self;
-        if !shape.lse {
+        if !self.shape.lse {
             return;
         }
         let mine = column.eq(0) & row.lt(self.block.rows.count);
-        k.if_(mine.divergent(), || {
-            let (batch_head, query) = self.block.rows.batch_head_and_query(params.num_heads, row);
-            params.store_lse(batch_head, query, total);
+        self.k.if_(mine.divergent(), || {
+            let (batch_head, query) = self.block.rows.batch_head_and_query(self.params.num_heads, row);
+            self.params.store_lse(batch_head, query, total);
         });
     }
 
     /// The block's partial of a row, if it may have a piece of its keys.
     #[track_caller]
     fn partial(&self, row: Val<'k, u32>) -> Option<Partial<'k>> {
-        let (partials, params, k) = (self.params.partials?, self.params, self.k);
+        let (partials, params) = (self.params.partials?, &self.params);
         match &self.block.keys {
             KvPart::All => None,
             KvPart::Split(split, splits) => {
@@ -111,7 +109,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
                 Some(partials.at(batch_head.fma(params.seq_len_q, query), *split, *splits))
             }
             KvPart::Item(item, _) => {
-                let rows = k.constant(self.levers.rows);
+                let rows = self.k.constant(self.levers.rows);
                 Some(partials.at(item.slot() - 1, row - self.block.first_row, rows))
             }
         }
@@ -120,14 +118,12 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
     /// Merges the results of the warps along the keys, and stores them.
     #[track_caller]
     pub(super) fn merge_and_store(&self, k_tile: HeadTile<'k, E>, v_tile: HeadTile<'k, E>) {
-        let Warp { k, levers, place, .. } = *self;
-        let of = [levers.rows, self.shape.head_dim_v, levers.kv_warps];
+        let Block { k, levers, shape, .. } = *self.block;
+        let of = [levers.rows, shape.head_dim_v, levers.kv_warps];
         // Packed heads seldom fill a tile.
         let existing = (levers.pack_heads).then(|| self.block.rows.count - self.block.first_row);
         let partials = WarpPartials::declare(k, of, [k_tile.tile, v_tile.tile], existing);
-        let results = self.results();
-        let rows = results.map(|(m, half, out, row)| (16 * m as u32 + 8 * half as u32, half, out, row));
-        partials.store(place.kv_warp, place.first_row, rows);
+        partials.store(self.place.kv_warp, self.place.first_row, self.results());
         k.barrier();
         partials.for_each_merged(k, |merged| {
             let (row, column, out) = (self.block.first_row + merged.row, merged.column, &merged.out);
@@ -138,7 +134,7 @@ impl<'k, E: SixteenBits> Warp<'k, '_, E> {
                         partial.out.offset(column).store_f32s(out, 16, Cache::Default);
                         k.if_(column.eq(0).divergent(), || {
                             let keys = || self.visible(row);
-                            let offset = partial_offset(merged.offset, self.shape.dtype, keys);
+                            let offset = partial_offset(merged.offset, shape.dtype, keys);
                             partial.store_sum(offset, merged.sum)
                         });
                     }

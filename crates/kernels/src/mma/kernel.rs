@@ -9,8 +9,6 @@
 //! K blocks that need a mask come first, so that the long loop over the others has none. One barrier per K block says
 //! both that the block has arrived and that its predecessor's stage may be overwritten.
 
-use flashcore_ir::KernelBuilder;
-
 use super::consumer::{Warp, WarpPlace};
 use super::producer::{Block, Edges, KvPart, Ring};
 use super::{Config, Rescale};
@@ -22,34 +20,24 @@ use crate::attention::stream_k::Items;
 use crate::tiles::{HeadTile, StagedFragments, a_lane, b_lane};
 
 pub(super) fn body<'k, E: SixteenBits>(k: &'k Args<'k, Forward>, levers: &Config, shape: &Shape) {
-    k.min_blocks_per_sm(levers.min_blocks);
-    if levers.max_registers > 0 {
-        k.max_registers(levers.max_registers);
-    }
+    levers.bound_registers(k);
     let params = Params::<E>::declare(k, shape);
     if shape.listed {
         shape.wait_for_launch_before(k);
         Items::declare(k, levers.rows, levers.cols).for_each(k, |item, rows, is_last| {
-            let (params, block) = Block::of_item(params, item, &rows, is_last, levers);
-            compute(k, levers, shape, &params, &block);
+            compute(&Block::of_item(k, params, (item, &rows, is_last), levers, shape));
             // No copy of the next item's may overwrite a tile that a warp still reads.
             k.barrier();
         });
         return;
     }
-    let (params, block) = Block::new(k, params, levers);
-    params.if_has_row(block.first_row, block.rows.count, || {
-        compute(k, levers, shape, &params, &block)
-    });
+    let block = Block::new(k, params, levers, shape);
+    let (first_row, count) = (block.first_row, block.rows.count);
+    block.params.if_has_row(first_row, count, || compute(&block));
 }
 
-fn compute<'k, E: SixteenBits>(
-    k: &'k KernelBuilder,
-    levers: &Config,
-    shape: &Shape,
-    params: &Params<'k, E>,
-    block: &Block<'k>,
-) {
+fn compute<E: SixteenBits>(block: &Block<'_, '_, E>) {
+    let Block { k, levers, shape, .. } = *block;
     let place = WarpPlace::new(k, levers);
 
     let xor = levers.swizzled;
@@ -58,8 +46,8 @@ fn compute<'k, E: SixteenBits>(
     let v_tile = HeadTile::declare(k, "v_tile", levers.cols, shape.head_dim_v, levers.stages, xor);
 
     // Copies of Q, then of the first K blocks, start before anything else is computed.
-    block.copy_q(k, params, q_tile);
-    let ring = Ring::new(k, params, block, levers, [k_tile, v_tile]);
+    block.copy_q(q_tile);
+    let ring = Ring::new(block, [k_tile, v_tile]);
     for n_block in 0..levers.stages - 1 {
         ring.prefetch(k.constant(n_block as i32), Edges::Checked);
     }
@@ -70,7 +58,7 @@ fn compute<'k, E: SixteenBits>(
     let (row, col) = b_lane(k.lane());
     let k_fragments = k_tile.staged_fragments(row + place.first_key, col);
 
-    let mut warp = Warp::new(k, params, block, place, levers, shape, q_fragments);
+    let mut warp = Warp::new(block, place, q_fragments);
     if levers.q_in_registers {
         // Q's group of copies is the oldest.
         k.cp_async_wait(levers.stages - 1);

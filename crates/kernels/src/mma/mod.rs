@@ -12,7 +12,7 @@ mod producer;
 #[cfg(test)]
 mod tests;
 
-use flashcore_ir::{Chip, Target};
+use flashcore_ir::{Chip, KernelBuilder, Target};
 use flashcore_problem::{DType, Direction, KvLengths, Problem, QLengths};
 
 use crate::args::build;
@@ -20,12 +20,12 @@ use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::query_rows::TileHeads;
 use crate::attention::scheduler::kv_heads_within;
+use crate::attention::split;
 use crate::attention::stream_k::{Pieces, Schedule};
-use crate::attention::tap::Tap;
-use crate::attention::{combine, split};
 use crate::family::{Family, Values, constraint, levers};
+use crate::plan::Resolver;
 use crate::size::is_one_cache;
-use crate::step::{KernelCache, Steps};
+use crate::step::Steps;
 use crate::tiles::{padded, tile_bytes};
 use crate::{Refusal, refuse};
 
@@ -146,6 +146,14 @@ impl Config {
         }
     }
 
+    /// Tells the compiler how many registers it may take.
+    fn bound_registers(&self, k: &KernelBuilder) {
+        k.min_blocks_per_sm(self.min_blocks);
+        if self.max_registers > 0 {
+            k.max_registers(self.max_registers);
+        }
+    }
+
     pub(crate) fn rows_per_warp(&self) -> u32 {
         self.rows / self.warps
     }
@@ -193,11 +201,8 @@ impl Config {
             && problem.head_dim() <= 128
             && (1..=shares.min(u64::from(split::MAX_SPLITS))).contains(&one_each)
             && 100 * blocks * one_each >= 95 * sms;
-        let splits = if is_better {
-            one_each as u32
-        } else {
-            crate::fewest_splits(blocks, slots, shares)
-        };
+        let fewest = || crate::fewest_splits(blocks, slots, shares);
+        let splits = if is_better { one_each as u32 } else { fewest() };
         let saved = most_keys(problem) - most_keys(problem) / u64::from(splits);
         let are_enough = (ENOUGH_BLOCKS_PERCENT * sms..=100 * sms).contains(&(100 * blocks))
             && most_keys(problem) <= ENOUGH_BLOCKS_KEYS;
@@ -235,41 +240,35 @@ impl Config {
     fn heads_and_tiles(&self, problem: &Problem) -> (usize, usize) {
         let of_tiles = self.tile_heads();
         let rows = of_tiles.rows_of(problem, problem.seq_len_q());
-        (
-            of_tiles.of_problem(problem) * problem.batch(),
-            rows.div_ceil(self.rows.max(1) as usize),
-        )
+        let heads = of_tiles.of_problem(problem) * problem.batch();
+        (heads, rows.div_ceil(self.rows.max(1) as usize))
     }
 
     pub(crate) fn remedy_for_shared_memory(&self) -> String {
-        if self.stages > 2 {
-            return format!("stages {} to {} need less", self.stages, self.stages - 1);
-        }
-        match self.cols {
-            16 => "family scalar needs less".to_string(),
-            cols => format!("cols {cols} to {} needs about half", cols / 2),
+        match (self.stages, self.cols) {
+            (stages @ 3.., _) => format!("stages {stages} to {} need less", stages - 1),
+            (_, 16) => "family scalar needs less".to_string(),
+            (_, cols) => format!("cols {cols} to {} needs about half", cols / 2),
         }
     }
 
     /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
     fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
         let blocks = self.row_blocks();
-        let output = blocks * padded(shape.head_dim_v) / 2;
-        let scores = blocks * self.keys_per_warp() / 2;
         let query = if self.q_in_registers {
-            blocks * padded(shape.head_dim) / 4
+            padded(shape.head_dim) / 4
         } else {
-            4 * blocks
+            4
         };
-        let state = 6 * blocks;
-        let needed = output + scores + query + state + SCRATCH_REGISTERS;
+        let parts = [
+            ("output", blocks * padded(shape.head_dim_v) / 2),
+            ("scores", blocks * self.keys_per_warp() / 2),
+            ("query", blocks * query),
+            ("row state", 6 * blocks),
+            ("addresses and operands", SCRATCH_REGISTERS),
+        ];
         let remedy = "fewer rows a warp, fewer keys a tile, Q in shared memory or fewer blocks an SM need less";
-        Refusal::check_registers(needed, self.registers(), remedy, || {
-            format!(
-                "output {output}, scores {scores}, query {query}, row state {state}, addresses and operands \
-                 {SCRATCH_REGISTERS}"
-            )
-        })
+        Refusal::check_register_parts(&parts, 0, self.registers(), remedy)
     }
 }
 
@@ -282,13 +281,8 @@ fn most_keys(problem: &Problem) -> u64 {
     }
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { chip, kernels, tap } = with;
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }
@@ -304,11 +298,11 @@ pub(crate) fn plan(
         "1 where sequences have different numbers of queries, and for batch-invariant caches");
     let schedule = config.schedule(problem, chip)?;
     let several = schedule.is_some() || config.splits > 1;
-    let whole = Shape::new(problem, ALIGNMENT, tap).overlapping(several, chip.target);
-    let shape = Shape {
+    let whole = Shape {
         listed: schedule.is_some(),
-        ..whole.in_splits(config.splits)
+        ..Shape::new(problem, ALIGNMENT, tap).overlapping(several, chip.target)
     };
+    let shape = whole.in_splits(config.splits);
     config.check_registers(&shape)?;
     check_shared_memory(config, &shape, chip.target)?;
 
@@ -318,28 +312,16 @@ pub(crate) fn plan(
         build!(name, config.threads(), sixteen_bits shape.dtype => kernel::body(k, &config, shape))
     })?;
 
-    let sharing = Sharing::new(schedule, config.splits);
-    let request = Forward::new(problem, sharing);
-    if let Some(schedule) = schedule {
-        return Ok(Steps {
-            before: vec![Schedule::step(&request, &shape, kernels)?],
-            main: kernel.step([schedule.grid, 1, 1], &request)?,
-            then: vec![combine::listed_step(&request, &shape, kernels)?],
-        });
-    }
-    let (heads, tiles) = config.heads_and_tiles(problem);
-    let (together, groups) = if shape.split {
-        (heads, config.splits as usize)
-    } else {
-        let together = heads_together(problem, config, heads);
-        (together, heads / together)
+    let request = Forward::new(problem, Sharing::new(schedule, config.splits));
+    let blocks = match (schedule, config.heads_and_tiles(problem)) {
+        (Some(schedule), _) => [schedule.grid, 1, 1],
+        (None, (heads, tiles)) if shape.split => grid(NAME, [heads, tiles, config.splits as usize])?,
+        (None, (heads, tiles)) => {
+            let together = heads_together(problem, config, heads);
+            grid(NAME, [together, tiles, heads / together])?
+        }
     };
-    let main = kernel.step(grid(NAME, [together, tiles, groups])?, &request)?;
-    let combine = shape.split.then(|| combine::step(&request, &whole, kernels));
-    Ok(Steps {
-        then: combine.transpose()?.into_iter().collect(),
-        ..Steps::alone(main)
-    })
+    request.steps(kernel.step(blocks, &request)?, &whole, kernels)
 }
 
 /// K and V of as many heads as run at a time should fit into this share of an L2 cache: half of an H200's.

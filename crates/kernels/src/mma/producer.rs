@@ -5,14 +5,19 @@ use flashcore_ir::{KernelBuilder, Val};
 
 use super::Config;
 use crate::attention::block_range::{BlockOrder, block_range, share};
-use crate::attention::params::Params;
+use crate::attention::params::{Params, Shape};
 use crate::attention::query_rows::QueryRows;
 use crate::attention::scheduler::WorkItem;
 use crate::attention::softmax::Rescale;
 use crate::tiles::{HeadCopies, HeadTile};
 
 /// The work of a block: a Q tile of a head, or of the heads that share K and V, and its K blocks.
-pub(super) struct Block<'k> {
+pub(super) struct Block<'k, 'p, E> {
+    pub(super) k: &'k KernelBuilder,
+    pub(super) levers: &'p Config,
+    pub(super) shape: &'p Shape,
+    /// Those of the block's sequence.
+    pub(super) params: Params<'k, E>,
     pub(super) rows: QueryRows<'k>,
     pub(super) kv_head: Val<'k, u32>,
     pub(super) first_row: Val<'k, u32>,
@@ -28,16 +33,12 @@ pub(super) enum KvPart<'k> {
     Item(WorkItem<'k>, Val<'k, bool>),
 }
 
-impl<'k> Block<'k> {
+impl<'k, 'p, E: MmaElement> Block<'k, 'p, E> {
     /// The grid is (heads of a group, Q tiles, groups): heads whose K and V fit into the L2 cache together run
     /// together, and the tiles with the most keys (the last, if causal) first. Where the keys are split, it is (heads,
-    /// Q tiles, splits). Parameters become those of the block's sequence.
+    /// Q tiles, splits).
     #[track_caller]
-    pub(super) fn new<E: MmaElement>(
-        k: &'k KernelBuilder,
-        params: Params<'k, E>,
-        levers: &Config,
-    ) -> (Params<'k, E>, Self) {
+    pub(super) fn new(k: &'k KernelBuilder, params: Params<'k, E>, levers: &'p Config, shape: &'p Shape) -> Self {
         let tile = k.grid_dim(1) - 1 - k.block_idx(1);
         let (keys, index) = match params.partials {
             Some(_) => (KvPart::Split(k.block_idx(2), k.grid_dim(2)), k.block_idx(0)),
@@ -54,49 +55,57 @@ impl<'k> Block<'k> {
             (index / params.num_heads, head, head / group)
         };
         let params = params.of_sequence(batch);
-        let block = Block {
-            rows: QueryRows::new(&params, levers.tile_heads(), [batch, head]),
+        let rows = QueryRows::new(&params, levers.tile_heads(), [batch, head]);
+        Block {
+            k,
+            levers,
+            shape,
+            params,
+            rows,
             kv_head,
             first_row,
             keys,
-        };
-        (params, block)
+        }
     }
 
     /// The block of a work item; `rows` are the words of its sequence's rows.
     #[track_caller]
-    pub(super) fn of_item<E: MmaElement>(
+    pub(super) fn of_item(
+        k: &'k KernelBuilder,
         params: Params<'k, E>,
-        item: WorkItem<'k>,
-        rows: &[Val<'k, u32>],
-        is_last: Val<'k, bool>,
-        levers: &Config,
-    ) -> (Params<'k, E>, Self) {
+        (item, rows, is_last): (WorkItem<'k>, &[Val<'k, u32>], Val<'k, bool>),
+        levers: &'p Config,
+        shape: &'p Shape,
+    ) -> Self {
         let batch = item.batch();
         let rows = params.rows_of_words(rows);
         let params = params.with_rows(batch, rows);
-        let block = Block {
+        Block {
+            k,
+            levers,
+            shape,
             rows: QueryRows::new(&params, levers.tile_heads(), [batch, item.head()]),
+            params,
             kv_head: item.kv_head(),
             first_row: item.first_row(),
             keys: KvPart::Item(item, is_last),
-        };
-        (params, block)
+        }
     }
 
     #[track_caller]
-    pub(super) fn copy_q<E: MmaElement>(&self, k: &'k KernelBuilder, params: &Params<'k, E>, q_tile: HeadTile<'k, E>) {
-        q_tile.chunks(k).copy_rows(k.constant(0), |row| {
+    pub(super) fn copy_q(&self, q_tile: HeadTile<'k, E>) {
+        q_tile.chunks(self.k).copy_rows(self.k.constant(0), |row| {
             let row = self.first_row + row;
-            (self.rows.of(&params.q, row), Some(row.lt(self.rows.count)))
+            (self.rows.of(&self.params.q, row), Some(row.lt(self.rows.count)))
         });
-        k.cp_async_commit();
+        self.k.cp_async_commit();
     }
 
     /// The order of the block's K blocks. The first one sets the maxima of the rows: with speculative softmax, which
     /// does that only in the loop with a mask, it counts as one that needs a mask.
     #[track_caller]
-    pub(super) fn n_blocks<E: MmaElement>(&self, params: &Params<'k, E>, levers: &Config) -> BlockOrder<Val<'k, i32>> {
+    fn n_blocks(&self) -> BlockOrder<Val<'k, i32>> {
+        let Block { levers, params, .. } = self;
         let speculative = levers.rescale == Rescale::Speculative;
         let first_masked = |part: BlockOrder<_>| if speculative { part.first_masked() } else { part };
         if let KvPart::Item(item, _) = &self.keys {
@@ -123,34 +132,24 @@ pub(super) enum Edges {
 }
 
 /// The ring of stages of K and V. The copies of a K block are one `cp.async` group.
-pub(super) struct Ring<'k, 'p, E> {
-    k: &'k KernelBuilder,
-    params: &'p Params<'k, E>,
-    levers: &'p Config,
+pub(super) struct Ring<'k, 'b, E> {
+    block: &'b Block<'k, 'b, E>,
     pub(super) n_blocks: BlockOrder<Val<'k, i32>>,
     /// Copies of K and of V.
     copies: [HeadCopies<'k, E>; 2],
 }
 
-impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
+impl<'k, 'b, E: MmaElement> Ring<'k, 'b, E> {
     #[track_caller]
-    pub(super) fn new(
-        k: &'k KernelBuilder,
-        params: &'p Params<'k, E>,
-        block: &Block<'k>,
-        levers: &'p Config,
-        tiles: [HeadTile<'k, E>; 2],
-    ) -> Self {
-        let n_blocks = block.n_blocks(params, levers);
-        let chunks = tiles.map(|tile| tile.chunks(k));
-        let copies = [(0, params.k), (1, params.v)].map(|(i, tensor)| {
+    pub(super) fn new(block: &'b Block<'k, 'b, E>, tiles: [HeadTile<'k, E>; 2]) -> Self {
+        let n_blocks = block.n_blocks();
+        let chunks = tiles.map(|tile| tile.chunks(block.k));
+        let copies = [(0, block.params.k), (1, block.params.v)].map(|(i, tensor)| {
             let head = tensor.head(block.rows.batch, block.kv_head);
             chunks[i].of_head(tensor, head)
         });
         Ring {
-            k,
-            params,
-            levers,
+            block,
             n_blocks,
             copies,
         }
@@ -162,7 +161,7 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
             Edges::Whole => n_block + self.n_blocks.whole,
             Edges::Checked => self.n_blocks.n_block(n_block),
         };
-        block.reinterpret::<u32>() * self.levers.cols
+        block.reinterpret::<u32>() * self.block.levers.cols
     }
 
     /// Elements before the stage of an iteration, in the tile of K (`which` 0) or of V (1).
@@ -174,29 +173,30 @@ impl<'k, 'p, E: MmaElement> Ring<'k, 'p, E> {
     /// Starts the copies of an iteration, if it exists, and commits their group, which may be empty.
     #[track_caller]
     pub(super) fn prefetch(&self, n_block: Val<'k, i32>, edges: Edges) {
-        let end = (edges == Edges::Checked).then_some(self.params.seq_len_kv);
-        self.k.verb("prefetch", || {
-            self.k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
+        let Block { k, params, .. } = self.block;
+        let end = (edges == Edges::Checked).then_some(params.seq_len_kv);
+        k.verb("prefetch", || {
+            k.if_(n_block.lt(self.n_blocks.count).uniform(), || {
                 let first = self.first_key(n_block, edges);
                 let stages = [0, 1].map(|which| self.stage(which, n_block));
                 for (copies, stage) in self.copies.iter().zip(stages) {
                     copies.start(stage, first, end);
                 }
             });
-            self.k.cp_async_commit();
+            k.cp_async_commit();
         });
     }
 
     /// Waits until the oldest group has arrived for all warps, and no warp reads the stage of the K block before.
     #[track_caller]
     pub(super) fn wait(&self) {
-        self.k.cp_async_wait(self.levers.stages - 2);
-        self.k.barrier();
+        self.block.k.cp_async_wait(self.block.levers.stages - 2);
+        self.block.k.barrier();
     }
 
     /// Refills the stage that is free after the wait for iteration `n_block`.
     #[track_caller]
     pub(super) fn refill(&self, n_block: Val<'k, i32>, edges: Edges) {
-        self.prefetch(n_block + (self.levers.stages as i32 - 1), edges);
+        self.prefetch(n_block + (self.block.levers.stages as i32 - 1), edges);
     }
 }

@@ -62,12 +62,10 @@ fn named(config: &Config, shape: &Shape, what: &str) -> String {
 /// Refuses tiles whose sums, of `columns` columns in all, do not fit in registers with the rest.
 fn check(threads: Threads, columns: u32) -> Result<(), Refusal> {
     let (rows, walked) = (threads.rows_per_thread(), threads.columns_per_thread());
-    let sums = threads.sum_registers(columns);
-    let (scores, operands, scratch) = (2 * rows * walked, 4 * (rows + walked), 48);
+    let (sums, scores, operands) = (threads.sum_registers(columns), 2 * rows * walked, 4 * (rows + walked));
+    let parts = [("gradients", sums), ("scores", scores), ("operands", operands)];
     let remedy = "fewer keys a tile or more warps leave fewer rows a thread";
-    Refusal::check_registers(sums + scores + operands + scratch, threads.registers(), remedy, || {
-        format!("gradients {sums}, scores {scores}, operands {operands}")
-    })
+    Refusal::check_register_parts(&parts, 48, threads.registers(), remedy)
 }
 
 fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &Shape) {
@@ -96,7 +94,7 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
         let (k_head, v_head) = (params.k.head(batch, kv_head), params.v.head(batch, kv_head));
         load_tile(k, shape, k_tile, &params.k, k_head, first_key, rows.seq_len_kv);
         load_tile(k, shape, v_tile, &params.v, v_head, first_key, rows.seq_len_kv);
-        let (dk_sums, dv_sums) = (mine.sums(k, shape.head_dim), mine.sums(k, shape.head_dim_v));
+        let (dk_sums, dv_sums) = (mine.sums(shape.head_dim), mine.sums(shape.head_dim_v));
 
         // The query rows that see a key, and those that see any key of the block: bounds grow with the key.
         let seen_by = rows.band.inverse(rows.seq_len_q.reinterpret());
@@ -118,14 +116,14 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
                 load_tile(k, shape, dout_tile, &params.dout, dout_head, row0, rows.seq_len_q);
                 k.barrier();
 
-                let scores = k.verb("Sᵀ = K·Qᵀ", || mine.products(k, k_tile, q_tile));
-                let dps = k.verb("dPᵀ = V·dOᵀ", || mine.products(k, v_tile, dout_tile));
+                let scores = k.verb("Sᵀ = K·Qᵀ", || mine.products(k_tile, q_tile));
+                let dps = k.verb("dPᵀ = V·dOᵀ", || mine.products(v_tile, dout_tile));
                 for j in 0..threads.columns_per_thread() as usize {
                     let row = row0 + mine.column(j);
                     // Defined up to the end of the tile: padding has P = 0.
                     let statistics = statistics.load(row);
                     for (i, (first, end)) in seen.iter().enumerate() {
-                        let (p, ds) = params.differentiate(scores.at(i, j), dps.at(i, j), statistics);
+                        let (p, ds) = params.differentiate(scores[i][j].get(), dps[i][j].get(), statistics);
                         let sees = row.reinterpret::<i32>().ge(*first) & row.reinterpret::<i32>().lt(*end);
                         mine.store(p_tile, i, j, sees.select(p, 0.0));
                         mine.store(ds_tile, i, j, sees.select(ds, 0.0));
@@ -133,8 +131,8 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
                 }
                 // The sixteen threads that wrote a row of P and dS are the ones that read it.
                 k.sync_warp();
-                k.verb("dV += Pᵀ·dO", || dv_sums.add(k, &mine, p_tile, dout_tile));
-                k.verb("dK += dSᵀ·Q", || dk_sums.add(k, &mine, ds_tile, q_tile));
+                k.verb("dV += Pᵀ·dO", || dv_sums.add(p_tile, dout_tile));
+                k.verb("dK += dSᵀ·Q", || dk_sums.add(ds_tile, q_tile));
             });
         });
 
@@ -142,8 +140,8 @@ fn keys_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape: &S
         let (dk_head, dv_head) = (dk.head(batch, kv_head), dv.head(batch, kv_head));
         for (i, key) in keys.iter().enumerate() {
             k.if_(key.lt(rows.seq_len_kv).divergent(), || {
-                dk_sums.store(&mine, i, dk.row(dk_head, *key), Some(params.softmax_scale), shape);
-                dv_sums.store(&mine, i, dv.row(dv_head, *key), None, shape);
+                dk_sums.store(i, dk.row(dk_head, *key), Some(params.softmax_scale), shape.vector_bytes);
+                dv_sums.store(i, dv.row(dv_head, *key), None, shape.vector_bytes);
             });
         }
     });
@@ -179,7 +177,7 @@ fn queries_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape:
         let seen: Vec<_> = my_rows.iter().map(|&row| rows.visible_keys(row)).collect();
         // Defined up to the end of the tile: padding has P = 0.
         let statistics: Vec<_> = my_rows.iter().map(|&row| statistics.load(row)).collect();
-        let dq_sums = mine.sums(k, shape.head_dim);
+        let dq_sums = mine.sums(shape.head_dim);
 
         // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
         let last_row = (first_row + (threads.own - 1)).min(rows.seq_len_q - 1);
@@ -194,25 +192,25 @@ fn queries_body<'k, E: Widen>(k: &'k Args<'k, Backward>, config: &Config, shape:
             load_tile(k, shape, v_tile, &params.v, v_head, key0.reinterpret(), rows.seq_len_kv);
             k.barrier();
 
-            let scores = k.verb("S = Q·Kᵀ", || mine.products(k, q_tile, k_tile));
-            let dps = k.verb("dP = dO·Vᵀ", || mine.products(k, dout_tile, v_tile));
+            let scores = k.verb("S = Q·Kᵀ", || mine.products(q_tile, k_tile));
+            let dps = k.verb("dP = dO·Vᵀ", || mine.products(dout_tile, v_tile));
             for j in 0..threads.columns_per_thread() as usize {
                 let key = key0 + mine.column(j).reinterpret::<i32>();
                 for (i, (first, end)) in seen.iter().enumerate() {
-                    let (_, ds) = params.differentiate(scores.at(i, j), dps.at(i, j), statistics[i]);
+                    let (_, ds) = params.differentiate(scores[i][j].get(), dps[i][j].get(), statistics[i]);
                     let sees = key.ge(*first) & key.lt(*end);
                     mine.store(ds_tile, i, j, sees.select(ds, 0.0));
                 }
             }
             k.sync_warp();
-            k.verb("dQ += dS·K", || dq_sums.add(k, &mine, ds_tile, k_tile));
+            k.verb("dQ += dS·K", || dq_sums.add(ds_tile, k_tile));
         });
 
         let dq = dq.starting_at(params.first.q);
         let dq_head = dq.head(batch, head);
         for (i, row) in my_rows.iter().enumerate() {
             k.if_(row.lt(rows.seq_len_q).divergent(), || {
-                dq_sums.store(&mine, i, dq.row(dq_head, *row), Some(params.softmax_scale), shape);
+                dq_sums.store(i, dq.row(dq_head, *row), Some(params.softmax_scale), shape.vector_bytes);
             });
         }
     });

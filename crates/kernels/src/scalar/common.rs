@@ -5,26 +5,19 @@ use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, Val, Widen};
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::Shape;
 
-/// Elements that one thread copies at a time; `head_dim` is a multiple of it.
-const CHUNK: u32 = 8;
+/// Elements that one thread loads at a time; `head_dim` is a multiple of it.
+pub(super) const CHUNK: u32 = 8;
 
+/// [`CHUNK`] elements of a row: zeros where it is on no page.
 #[track_caller]
-pub(super) fn load_row<'k, E: Widen>(at: GlobalPtr<'k, E>, count: u32, shape: &Shape) -> Vec<Val<'k, f32>> {
-    at.load_f32s(count, shape.vector_bytes, Cache::ReadOnly)
-}
-
-/// [`load_row`] of a key: zeros where it is on no page.
-#[track_caller]
-pub(super) fn load_key<'k, E: Widen>(
+pub(super) fn load<'k, E: Widen>(
     at: GlobalPtr<'k, E>,
     on_page: Option<Val<'k, bool>>,
-    count: u32,
-    shape: &Shape,
+    bytes: u32,
 ) -> Vec<Val<'k, f32>> {
-    let values = load_row(at, count, shape).into_iter();
-    values
-        .map(|value| on_page.map_or(value, |on_page| on_page.select(value, 0.0)))
-        .collect()
+    let values = at.load_f32s(CHUNK, bytes, Cache::ReadOnly).into_iter();
+    let there = |value| on_page.map_or(value, |on_page| on_page.select(value, 0.0));
+    values.map(there).collect()
 }
 
 /// Copies rows `first..` of a head into a tile as f32; rows past `len` become zero.
@@ -48,7 +41,8 @@ pub(super) fn load_tile<'k, E: Widen>(
                 (first + row).lt(len).divergent(),
                 || {
                     let (src, on_page) = tensor.key_row(head, first + row);
-                    dst.store_f32s(&load_key(src.offset(column), on_page, CHUNK, shape), 16, Cache::Default);
+                    let values = load(src.offset(column), on_page, shape.vector_bytes);
+                    dst.store_f32s(&values, 16, Cache::Default);
                 },
                 || dst.store_f32s(&[k.constant(0.0); CHUNK as usize], 16, Cache::Default),
             );

@@ -8,15 +8,14 @@ mod naive;
 mod threads;
 mod tiled;
 
-use flashcore_ir::Widen;
 use flashcore_problem::{DType, Direction, Problem};
 
-use crate::args::{Args, build};
+use crate::args::{Built, with_element};
 use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, all_strides, check_dtype, grid, query_blocks, widest_access};
-use crate::attention::tap::Tap;
 use crate::family::{Family, LeverValue, Values, constraint, levers};
-use crate::step::{KernelCache, Steps};
+use crate::plan::Resolver;
+use crate::step::Steps;
 use crate::{Refusal, refuse};
 
 /// The family's name.
@@ -130,12 +129,8 @@ pub fn widest(problem: &Problem) -> u32 {
     widest_access(all_strides(problem).map(|stride| stride as usize * element))
 }
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { kernels, tap, .. } = with;
     check_dtype(problem, NAME, &[DType::F32, DType::F16, DType::BF16])?;
     FAMILY.check(&Values::from(*config))?;
     config.check_access(problem)?;
@@ -148,7 +143,10 @@ pub(crate) fn plan(
     }
     let kernel = kernels.get_or_build(*config, shape, |config, shape| {
         let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        build!(name, 32 * config.warps, floats shape.dtype => body(k, &config, shape))
+        Built::build(name, 32 * config.warps, |k| match config.tile {
+            Some(_) => with_element!(floats shape.dtype => tiled::body(k, &config, shape)),
+            None => with_element!(floats shape.dtype => naive::body(k, 32 * config.warps, shape)),
+        })
     })?;
     let (rows, slices) = match config.tile {
         Some((rows, _)) => (rows, 1),
@@ -157,11 +155,4 @@ pub(crate) fn plan(
     let blocks = query_blocks(problem, rows) * slices as usize;
     let main = kernel.step(grid(NAME, [blocks, 1, 1])?, &Forward::new(problem, Sharing::Alone))?;
     Ok(Steps::alone(main))
-}
-
-fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shape: &Shape) {
-    match config.tile {
-        Some(_) => tiled::body::<E>(k, config, shape),
-        None => naive::body::<E>(k, 32 * config.warps, shape),
-    }
 }

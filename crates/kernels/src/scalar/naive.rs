@@ -6,7 +6,7 @@
 
 use flashcore_ir::Widen;
 
-use super::common::{load_key, load_row};
+use super::common::{CHUNK, load};
 use crate::args::Args;
 use crate::attention::forward::Forward;
 use crate::attention::masked_row::MaskedRow;
@@ -23,11 +23,8 @@ pub(super) fn slices(shape: &Shape) -> u32 {
 
 /// Columns of a slice: the largest multiple of 8 that divides the head and fits.
 fn slice_columns(head_dim_v: u32) -> u32 {
-    (8..=MAX_SLICE)
-        .step_by(8)
-        .filter(|&cols| head_dim_v.is_multiple_of(cols))
-        .max()
-        .unwrap_or(8)
+    let mut columns = (8..=MAX_SLICE).rev().step_by(8);
+    columns.find(|columns| head_dim_v.is_multiple_of(*columns)).unwrap_or(8)
 }
 
 pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, threads: u32, shape: &Shape) {
@@ -64,9 +61,9 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, threads: u32, shape: 
             // A loop at run time: unrolled, the compiler would keep all of q in registers, and wide
             // heads do not fit there.
             let dot = k.var(0.0);
-            k.for_uniform(0u32, shape.head_dim, 8, |d| {
-                let q = load_row(q_row.offset(d), 8, shape);
-                let k = load_key(k_row.offset(d), on_page, 8, shape);
+            k.for_uniform(0u32, shape.head_dim, CHUNK, |d| {
+                let q = load(q_row.offset(d), None, shape.vector_bytes);
+                let k = load(k_row.offset(d), on_page, shape.vector_bytes);
                 for (&q, &k) in q.iter().zip(&k) {
                     dot.fma_assign(q, k);
                 }
@@ -85,9 +82,9 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, threads: u32, shape: 
             let p = max.exp(score);
             tap(Tap::Probabilities, p);
             state.sum.set(rescale.fma(state.sum, p));
-            for c in (0..columns).step_by(8) {
-                let v = load_key(v_row.plus(c as i32), on_page, 8, shape);
-                for (acc, &v) in acc[c as usize..].iter().zip(&v) {
+            for (chunk, acc) in (0..).zip(acc.chunks(CHUNK as usize)) {
+                let v = load(v_row.plus((CHUNK * chunk) as i32), on_page, shape.vector_bytes);
+                for (acc, &v) in acc.iter().zip(&v) {
                     acc.mul_assign(rescale);
                     acc.fma_assign(p, v);
                 }
@@ -96,10 +93,8 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, threads: u32, shape: 
         let total = params.total(|| head, max.offset.get(), state.sum.get(), (first, end));
         let norm = total.norm();
         let out: Vec<_> = acc.iter().map(|&acc| acc * norm).collect();
-        let out_row = params
-            .out
-            .row(params.out.head(batch, head), row)
-            .offset(slice * columns);
+        let out_row = params.out.row(params.out.head(batch, head), row);
+        let out_row = out_row.offset(slice * columns);
         out_row.store_f32s(&out, shape.vector_bytes, flashcore_ir::Cache::Default);
         if shape.lse {
             k.if_(slice.eq(0).uniform(), || params.store_lse(batch_head, row, &total));

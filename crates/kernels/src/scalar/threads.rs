@@ -8,7 +8,6 @@
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var, Widen};
 
 use super::Config;
-use crate::attention::params::Shape;
 
 /// Threads that share a row.
 pub(super) const THREAD_COLS: u32 = 16;
@@ -86,6 +85,7 @@ fn load4<'k>(at: SharedPtr<'k, f32>) -> [Val<'k, f32>; 4] {
 /// Which rows and columns of a tile are this thread's.
 #[derive(Clone, Copy)]
 pub(super) struct Mine<'k> {
+    k: &'k KernelBuilder,
     pub threads: Threads,
     pub thread_row: Val<'k, u32>,
     pub thread_col: Val<'k, u32>,
@@ -95,6 +95,7 @@ impl<'k> Mine<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, threads: Threads) -> Self {
         Mine {
+            k,
             threads,
             thread_row: k.thread_idx() / THREAD_COLS,
             thread_col: k.thread_idx() % THREAD_COLS,
@@ -123,27 +124,22 @@ impl<'k> Mine<'k> {
 
     /// The products of this thread's rows of one tile with its rows of the other, over all columns.
     #[track_caller]
-    pub(super) fn products(
-        &self,
-        k: &'k KernelBuilder,
-        own: SharedTile<'k, f32>,
-        walked: SharedTile<'k, f32>,
-    ) -> Products<'k> {
-        let columns = self.threads.columns_per_thread() as usize;
-        let count = self.threads.rows_per_thread() as usize * columns;
-        let values: Vec<_> = (0..count).map(|_| k.var(0.0)).collect();
-        k.for_uniform(0u32, own.cols(), 4, |d| {
+    pub(super) fn products(&self, own: SharedTile<'k, f32>, walked: SharedTile<'k, f32>) -> Vec<Vec<Var<'k, f32>>> {
+        let columns = self.threads.columns_per_thread();
+        let zeros = |_| (0..columns).map(|_| self.k.var(0.0)).collect();
+        let rows: Vec<Vec<_>> = (0..self.threads.rows_per_thread()).map(zeros).collect();
+        self.k.for_uniform(0u32, own.cols(), 4, |d| {
             let mine = self.quads(own, d);
             let first = walked.at(self.thread_col, d);
             for j in 0..columns {
-                let other = load4(walked.down(first, j as u32 * THREAD_COLS));
-                for (i, mine) in mine.iter().enumerate() {
-                    let value = values[i * columns + j];
+                let other = load4(walked.down(first, j * THREAD_COLS));
+                for (row, mine) in rows.iter().zip(&mine) {
+                    let value = row[j as usize];
                     mine.iter().zip(other).for_each(|(&a, b)| value.fma_assign(a, b));
                 }
             }
         });
-        Products { columns, values }
+        rows
     }
 
     /// Stores this thread's element (i, j) of a tile.
@@ -158,46 +154,26 @@ impl<'k> Mine<'k> {
 
     /// Sums of so many columns, 0 at first.
     #[track_caller]
-    pub(super) fn sums(&self, k: &'k KernelBuilder, columns: u32) -> Sums<'k> {
-        let values = (0..self.threads.sum_registers(columns)).map(|_| k.var(0.0)).collect();
-        let quads = quads(columns) as usize;
-        Sums { columns, quads, values }
-    }
-}
-
-/// This thread's elements of a product such as `Q·Kᵀ`.
-pub(super) struct Products<'k> {
-    columns: usize,
-    values: Vec<Var<'k, f32>>,
-}
-
-impl<'k> Products<'k> {
-    #[track_caller]
-    pub(super) fn at(&self, i: usize, j: usize) -> Val<'k, f32> {
-        self.values[i * self.columns + j].get()
+    pub(super) fn sums(&self, columns: u32) -> Sums<'k> {
+        let zeros = |_| (0..4 * quads(columns)).map(|_| self.k.var(0.0)).collect();
+        let rows = (0..self.threads.rows_per_thread()).map(zeros).collect();
+        let mine = *self;
+        Sums { mine, columns, rows }
     }
 }
 
 /// This thread's part of the output or of a gradient: for each of its rows, its quads of columns.
 pub(super) struct Sums<'k> {
+    mine: Mine<'k>,
     columns: u32,
-    quads: usize,
-    values: Vec<Var<'k, f32>>,
+    pub rows: Vec<Vec<Var<'k, f32>>>,
 }
 
 impl<'k> Sums<'k> {
-    pub(super) fn row(&self, i: usize) -> &[Var<'k, f32>] {
-        &self.values[4 * self.quads * i..][..4 * self.quads]
-    }
-
-    fn quad(&self, i: usize, quad: usize) -> &[Var<'k, f32>] {
-        &self.row(i)[4 * quad..][..4]
-    }
-
     /// First column of a quad. Threads past the last quad repeat it, and store nothing.
     #[track_caller]
-    fn column(&self, mine: &Mine<'k>, quad: usize) -> Val<'k, u32> {
-        let column = mine.column(quad) * 4u32;
+    fn column(&self, quad: usize) -> Val<'k, u32> {
+        let column = self.mine.column(quad) * 4u32;
         if (self.columns / 4).is_multiple_of(THREAD_COLS) {
             column
         } else {
@@ -207,21 +183,15 @@ impl<'k> Sums<'k> {
 
     /// Adds the product of this thread's rows of one tile with the other tile.
     #[track_caller]
-    pub(super) fn add(
-        &self,
-        k: &'k KernelBuilder,
-        mine: &Mine<'k>,
-        rows: SharedTile<'k, f32>,
-        other: SharedTile<'k, f32>,
-    ) {
-        k.for_uniform(0u32, rows.cols(), 4, |n| {
-            let factors = mine.quads(rows, n);
-            for quad in 0..self.quads {
-                let first = other.at(n, self.column(mine, quad));
+    pub(super) fn add(&self, rows: SharedTile<'k, f32>, other: SharedTile<'k, f32>) {
+        self.mine.k.for_uniform(0u32, rows.cols(), 4, |n| {
+            let factors = self.mine.quads(rows, n);
+            for quad in 0..quads(self.columns) as usize {
+                let first = other.at(n, self.column(quad));
                 for step in 0..4 {
                     let values = load4(other.down(first, step as u32));
-                    for (i, factors) in factors.iter().enumerate() {
-                        let sums = self.quad(i, quad).iter().zip(values);
+                    for (sums, factors) in self.rows.iter().zip(&factors) {
+                        let sums = sums[4 * quad..].iter().zip(values);
                         sums.for_each(|(sum, value)| sum.fma_assign(factors[step], value));
                     }
                 }
@@ -229,24 +199,15 @@ impl<'k> Sums<'k> {
         });
     }
 
-    /// Stores row `i`, times a factor.
+    /// Stores row `i`, times a factor, with accesses of `bytes` bytes.
     #[track_caller]
-    pub(super) fn store<E: Widen>(
-        &self,
-        mine: &Mine<'k>,
-        i: usize,
-        row: GlobalPtr<'k, E>,
-        factor: Option<Val<'k, f32>>,
-        shape: &Shape,
-    ) {
-        for quad in 0..self.quads {
-            let column = mine.column(quad) * 4u32;
+    pub(super) fn store<E: Widen>(&self, i: usize, to: GlobalPtr<'k, E>, factor: Option<Val<'k, f32>>, bytes: u32) {
+        for (quad, sums) in self.rows[i].chunks(4).enumerate() {
+            let column = self.mine.column(quad) * 4u32;
             let scaled = |&sum: &Var<'k, f32>| factor.map_or_else(|| sum.get(), |factor| sum * factor);
-            let values: Vec<_> = self.quad(i, quad).iter().map(scaled).collect();
-            let k = column.builder();
-            k.if_(column.lt(self.columns).divergent(), || {
-                row.offset(column)
-                    .store_f32s(&values, shape.vector_bytes, Cache::Default);
+            let values: Vec<_> = sums.iter().map(scaled).collect();
+            self.mine.k.if_(column.lt(self.columns).divergent(), || {
+                to.offset(column).store_f32s(&values, bytes, Cache::Default);
             });
         }
     }

@@ -39,11 +39,14 @@ pub(super) fn check(config: &Config, shape: &Shape) -> Result<(), Refusal> {
     let (rows, cols) = (threads.rows_per_thread(), threads.columns_per_thread());
     let output = threads.sum_registers(shape.head_dim_v);
     let (scores, operands, state) = (rows * cols, 4 * (rows + cols), 4 * rows);
-    let needed = output + scores + operands + state + SCRATCH_REGISTERS;
+    let parts = [
+        ("output", output),
+        ("scores", scores),
+        ("operands", operands),
+        ("row state", state),
+    ];
     let remedy = "fewer rows a tile or more warps leave fewer rows a thread";
-    Refusal::check_registers(needed, threads.registers(), remedy, || {
-        format!("output {output}, scores {scores}, operands {operands}, row state {state}")
-    })
+    Refusal::check_register_parts(&parts, SCRATCH_REGISTERS, threads.registers(), remedy)
 }
 
 pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shape: &Shape) {
@@ -69,11 +72,12 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
         let q_head = params.q.head(batch, head);
         load_tile(k, shape, q_tile, &params.q, q_head, first_row, params.seq_len_q);
 
-        let rows: Vec<_> = (0..threads.rows_per_thread())
-            .map(|i| first_row + mine.thread_row + i * threads.rows())
-            .map(|row| MaskedRow::new(k, &params, batch, head, row))
-            .collect();
-        let out = mine.sums(k, shape.head_dim_v);
+        let row = |i| {
+            let row = first_row + mine.thread_row + i * threads.rows();
+            MaskedRow::new(k, &params, batch, head, row)
+        };
+        let rows: Vec<_> = (0..threads.rows_per_thread()).map(row).collect();
+        let out = mine.sums(shape.head_dim_v);
 
         // The keys that any row of the block sees, from whole tiles: bounds grow with the row.
         let last_row = (first_row + (threads.own - 1)).min(params.seq_len_q - 1);
@@ -89,7 +93,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
             load_tile(k, shape, v_tile, &params.v, v_head, first, params.seq_len_kv);
             k.barrier();
 
-            let scores = k.verb("scores = Q·Kᵀ", || mine.products(k, q_tile, k_tile));
+            let scores = k.verb("scores = Q·Kᵀ", || mine.products(q_tile, k_tile));
             let key = |j: u32| key0 + mine.thread_col.reinterpret::<i32>() + (j * THREAD_COLS) as i32;
             let keys: Vec<_> = (0..threads.columns_per_thread()).map(key).collect();
             let p_mine = p_tile.at(mine.thread_row, mine.thread_col);
@@ -103,7 +107,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
                 for (j, key) in keys.iter().enumerate() {
                     let key = key.reinterpret();
                     let sees = row.sees(key);
-                    let score = row.score(&params, || key, scores.at(i, j));
+                    let score = row.score(&params, || key, scores[i][j].get());
                     tap(Tap::Scores, j, score);
                     masked.push(sees.select(score, f32::NEG_INFINITY));
                 }
@@ -114,7 +118,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
                 row.sum.mul_assign(rescale);
                 p.iter().for_each(|&p| row.sum.add_assign(p));
                 p.iter().enumerate().for_each(|(j, &p)| tap(Tap::Probabilities, j, p));
-                out.row(i).iter().for_each(|out| out.mul_assign(rescale));
+                out.rows[i].iter().for_each(|out| out.mul_assign(rescale));
                 let p_row = p_tile.down(p_mine, i as u32 * threads.rows());
                 for (j, &p) in p.iter().enumerate() {
                     p_row.plus((j as u32 * THREAD_COLS) as i32).store(p);
@@ -123,7 +127,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
             // The sixteen threads that wrote a row of P are the ones that read it.
             k.sync_warp();
 
-            k.verb("O += P·V", || out.add(k, &mine, p_tile, v_tile));
+            k.verb("O += P·V", || out.add(p_tile, v_tile));
         });
 
         let out_head = params.out.head(batch, head);
@@ -132,7 +136,7 @@ pub(super) fn body<'k, E: Widen>(k: &'k Args<'k, Forward>, config: &Config, shap
             let total = params.total(|| head, row.max.offset.get(), sum, row.keys);
             let norm = total.norm();
             k.if_(row.row.lt(params.seq_len_q).divergent(), || {
-                out.store(&mine, i, params.out.row(out_head, row.row), Some(norm), shape);
+                out.store(i, params.out.row(out_head, row.row), Some(norm), shape.vector_bytes);
                 k.if_(mine.thread_col.eq(0).divergent(), || {
                     params.store_lse(batch_head, row.row, &total)
                 });

@@ -9,7 +9,7 @@ use crate::attention::params::{ALIGNMENT, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::scheduler::{MAX_ITEM_SPLITS, Tiling};
 use crate::attention::softmax::Rescale;
-use crate::family::{Family, Values, constraint, levers};
+use crate::family::{Family, Values, constraint, levers, with};
 use crate::{Refusal, refuse};
 
 const ROWS: [u32; 3] = [64, 128, 192];
@@ -116,12 +116,6 @@ const fn role_registers(rows: u32, min_blocks: u32) -> (u32, u32) {
 const PRODUCER_REGISTERS: u32 = 56;
 
 impl Config {
-    /// The config of an id without the family's name, such as `m128n128-s2-pingpong-cond`.
-    #[cfg(test)]
-    pub(super) fn from_id(id: &str) -> Option<Config> {
-        FAMILY.read_levers(id).map(Config::from)
-    }
-
     /// Warpgroups that compute.
     pub fn warpgroups(&self) -> u32 {
         self.rows / 64
@@ -146,11 +140,8 @@ impl Config {
 
     /// How the heads of a problem share tiles on `sms` SMs. More than [`Packing::MAX_HEADS`] per K/V head are refused.
     pub(super) fn packing(&self, problem: &Problem, sms: u32) -> Packing {
-        if self.pack_heads {
-            Packing::for_tiles(problem, self.rows, self.splits, sms)
-        } else {
-            Packing::NONE
-        }
+        let packed = || Packing::for_tiles(problem, self.rows, self.splits, sms);
+        if self.pack_heads { packed() } else { Packing::NONE }
     }
 
     /// What the tile scheduler needs to know.
@@ -171,11 +162,8 @@ impl Config {
 
     /// Tiles of Q: two where there is room, so that the next is there when it is wanted.
     pub(super) fn q_stages(&self, shape: &Shape) -> u32 {
-        if self.shared_bytes(shape, 2) <= self.room() {
-            2
-        } else {
-            1
-        }
+        let has_room = self.shared_bytes(shape, 2) <= self.room();
+        if has_room { 2 } else { 1 }
     }
 
     /// Bytes of shared memory that a block may have.
@@ -204,11 +192,8 @@ impl Config {
             DType::E4M3 => tile_bytes(padded(shape.head_dim_v, OUT_BYTES), self.cols, bytes, self.stages),
             _ => tile_bytes(self.cols, shape.head_dim_v, bytes, self.stages),
         };
-        let output = if shape.split {
-            0
-        } else {
-            OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * self.out_slabs(shape)
-        };
+        let out_slabs = if shape.split { 0 } else { self.out_slabs(shape) };
+        let output = OUT_BYTES * self.rows * slab_cols(shape.head_dim_v, OUT_BYTES) * out_slabs;
         query + keys + values + output + SLACK_BYTES
     }
 
@@ -222,24 +207,22 @@ impl Config {
         let bytes = |config: &Config| config.shared_bytes(shape, 1);
         let saved = |other: &Config| bytes(self).saturating_sub(bytes(other));
         let step = if shape.is_fp8() { tiles::step(1) } else { 16 };
-        let less = |values: &'static [u32], now: u32| values.iter().copied().rev().filter(move |value| *value < now);
-        let cols = less(&COLS, self.cols).filter(|cols| cols.is_multiple_of(step));
-        let mut remedies = Vec::new();
-        let mut offer = |lever, from, lower: Vec<(u32, Config)>| {
-            let fits = |config: &Config| FAMILY.allows(&Values::from(*config)) && bytes(config) <= config.room();
-            if let Some((to, config)) = lower.into_iter().find(|(_, config)| fits(config)) {
-                remedies.push(format!("{lever} {from} to {to} saves {} B", saved(&config)));
-            }
+        let fits = |config: &Config| {
+            let is_allowed = FAMILY.allows(&Values::from(*config)) && config.cols.is_multiple_of(step);
+            is_allowed && bytes(config) <= config.room()
         };
-        let stages = less(&STAGES, self.stages).map(|stages| (stages, Config { stages, ..*self }));
-        offer("stages", self.stages, stages.collect());
-        offer(
-            "cols",
-            self.cols,
-            cols.map(|cols| (cols, Config { cols, ..*self })).collect(),
-        );
-        let rows = less(&ROWS, self.rows).map(|rows| (rows, Config { rows, ..*self }));
-        offer("rows", self.rows, rows.collect());
+        let (values, mut remedies) = (Values::from(*self), Vec::new());
+        for lever in ["stages", "cols", "rows"] {
+            let mut levers = LEVERS.iter().zip(values).enumerate();
+            let Some((at, (lever, from))) = levers.find(|(_, (known, _))| known.name == lever) else {
+                continue;
+            };
+            let lower = lever.values.iter().rev().filter(|to| **to < from);
+            let mut lower = lower.map(|&to| (to, Config::from(with(&values, at, to))));
+            if let Some((to, config)) = lower.find(|(_, config)| fits(config)) {
+                remedies.push(format!("{} {from} to {to} saves {} B", lever.name, saved(&config)));
+            }
+        }
         if remedies.is_empty() {
             let (stages, cols) = (STAGES[0], COLS[0]);
             let least = Config { stages, cols, ..*self };
@@ -249,52 +232,46 @@ impl Config {
     }
 
     /// What lives through the loop in a thread's registers, but for Q: how many, and for what.
-    fn registers_in_use(&self, shape: &Shape) -> (u32, String) {
-        let (scores, output) = (self.cols / 2, padded(shape.head_dim_v, OUT_BYTES) / 2);
-        let probabilities = self.cols * shape.dtype.size_bytes() as u32 / 8;
-        // Scales are kept as rows are.
-        let state = if shape.is_fp8() { 9 } else { 6 };
-        let what = format!(
-            "output {output}, scores {scores}, probabilities {probabilities}, row state {state}, addresses and descriptors \
-             {SCRATCH_REGISTERS}"
-        );
-        (scores + output + probabilities + state + SCRATCH_REGISTERS, what)
+    fn registers_in_use(&self, shape: &Shape) -> [(&'static str, u32); 5] {
+        [
+            ("output", padded(shape.head_dim_v, OUT_BYTES) / 2),
+            ("scores", self.cols / 2),
+            ("probabilities", self.cols * shape.dtype.size_bytes() as u32 / 8),
+            // Scales are kept as rows are.
+            ("row state", if shape.is_fp8() { 9 } else { 6 }),
+            ("addresses and descriptors", SCRATCH_REGISTERS),
+        ]
     }
 
     /// Steps of the tensor cores whose part of Q is held in registers, from the first column on.
     pub(super) fn q_steps_held(&self, shape: &Shape) -> u32 {
         let bytes = shape.dtype.size_bytes() as u32;
         let lengths = if shape.listed { REGISTERS_OF_LENGTHS } else { 0 };
-        let in_use = self.registers_in_use(shape).0 + REGISTERS_BESIDE_Q + lengths;
+        let in_use = self.registers_in_use(shape).map(|(_, registers)| registers);
+        let in_use = in_use.iter().sum::<u32>() + REGISTERS_BESIDE_Q + lengths;
         let room = self.registers().1.saturating_sub(in_use);
-        if self.q_in_registers {
-            (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP)
-        } else {
-            0
-        }
+        let steps = (padded(shape.head_dim, bytes) / tiles::step(bytes)).min(room / REGISTERS_A_STEP);
+        if self.q_in_registers { steps } else { 0 }
     }
 
     /// Refuses what cannot fit in registers, whatever the compiler does: what lives through the loop.
     pub(super) fn check_registers(&self, shape: &Shape) -> Result<(), Refusal> {
-        let (mut needed, mut what) = self.registers_in_use(shape);
-        let allowed = self.registers().1;
+        let mut parts = Vec::new();
         if self.q_in_registers && self.q_steps_held(shape) == 0 {
-            needed += REGISTERS_A_STEP + REGISTERS_BESIDE_Q;
-            what = format!(
-                "a step of Q {REGISTERS_A_STEP}, what holding it takes in addition {REGISTERS_BESIDE_Q}, {what}"
-            );
+            parts.push(("a step of Q", REGISTERS_A_STEP));
+            parts.push(("what holding it takes in addition", REGISTERS_BESIDE_Q));
         }
-        Refusal::check_registers(needed, allowed, "fewer keys a tile or fewer rows need less", || what)?;
-        self.check_product((padded(shape.head_dim_v, OUT_BYTES) / 2).max(self.cols / 2))
-    }
-
-    /// Refuses a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only,
-    /// not of those that warpgroups take from the producer.
-    fn check_product(&self, sums: u32) -> Result<(), Refusal> {
-        let needed = sums + REGISTERS_BESIDE_A_PRODUCT;
+        parts.extend(self.registers_in_use(shape));
+        let remedy = "fewer keys a tile or fewer rows need less";
+        Refusal::check_register_parts(&parts, 0, self.registers().1, remedy)?;
+        // Of a product that ptxas finds no registers for (C7600, C7602): it knows of the registers at launch only, not
+        // of those that warpgroups take from the producer.
+        let sums = (padded(shape.head_dim_v, OUT_BYTES) / 2).max(self.cols / 2);
+        let parts = [
+            ("the larger product's sums", sums),
+            ("everything else during it", REGISTERS_BESIDE_A_PRODUCT),
+        ];
         let allowed = (65_536 / (self.threads() * self.min_blocks)).min(255);
-        Refusal::check_registers(needed, allowed, "fewer rows a tile leave more to a thread", || {
-            format!("the larger product's sums {sums}, everything else during it {REGISTERS_BESIDE_A_PRODUCT}")
-        })
+        Refusal::check_register_parts(&parts, 0, allowed, "fewer rows a tile leave more to a thread")
     }
 }

@@ -39,6 +39,16 @@ pub(super) fn skip(stage: Consumer<'_>) {
     release_and_advance(stage);
 }
 
+/// Starts products.
+#[track_caller]
+pub(super) fn product(k: &KernelBuilder, verb: &'static str, start: impl FnOnce()) {
+    k.verb(verb, || {
+        k.wgmma_fence();
+        start();
+        k.wgmma_commit();
+    });
+}
+
 /// A Q tile, the keys that its rows see, and ALiBi's biases of the lane's rows, if there are any.
 pub(super) struct TileRows<'t, 'k> {
     pub(super) tile: &'t WorkItem<'k>,
@@ -85,24 +95,22 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
         let groups = levers.warpgroups();
         let barrier = levers.pingpong.then(|| WarpSchedulerBarrier::new(index, groups));
         let scales = shape.is_fp8().then(|| HeadFactors::new(k));
-        let scale = match &scales {
-            Some(scales) => Scale::OfHead(scales.exponents),
-            None => Scale::Fixed(params.score_mod.exponent_scale),
-        };
+        let fixed = Scale::Fixed(params.score_mod.exponent_scale);
+        let scale = scales.map_or(fixed, |scales| Scale::OfHead(scales.exponents));
         let acc = |name, columns| RowTile::new(k.acc_unwritten(name, columns / ACC_COLS));
         let (packing, first) = (shape.packing, warp * 16 + lane_row(k));
         let consumer = if packing.spans_warpgroups() {
-            context.q_pipeline.consumer()
+            context.q.pipeline.consumer()
         } else {
-            context.q_pipeline.consumer_of(index, groups)
+            context.q.pipeline.consumer_of(index, groups)
         };
-        let (keys, values) = (context.k_pipeline.consumer(), context.v_pipeline.consumer());
+        let (keys, values) = (context.keys.pipeline.consumer(), context.values.pipeline.consumer());
         // Rows of tiles may be wider than head_dim.
         let steps = padded(shape.head_dim, E::BYTES) / step(E::BYTES);
         let q_operand = if packing.spans_warpgroups() {
-            context.q_tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS)
+            context.q.tile.k_major().rows(index * WARPGROUP_ROWS, WARPGROUP_ROWS)
         } else {
-            context.q_tile.k_major()
+            context.q.tile.k_major()
         };
         let q_operand = q_operand.steps_of(0..steps);
         let q_held = k.a_vars("q", levers.q_steps_held(shape));
@@ -117,11 +125,11 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
             keys,
             values,
             q_operand,
-            k_operand: context.k_tile.k_major().steps_of(0..steps),
+            k_operand: context.keys.tile.k_major().steps_of(0..steps),
             v_operand: if shape.is_fp8() {
-                context.v_tile.k_major()
+                context.values.tile.k_major()
             } else {
-                context.v_tile.mn_major()
+                context.values.tile.mn_major()
             },
             barrier,
             policy: levers.rescale.wgmma_policy::<E>(),
@@ -152,15 +160,12 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
 
     #[track_caller]
     pub(super) fn load_q(&self) {
-        let (k, tile) = (self.k, self.context.q_tile);
+        let (k, tile) = (self.k, self.context.q.tile);
         if self.q_held.steps() == 0 {
             return;
         }
-        let warp = if self.lane_rows.packing.spans_warpgroups() {
-            self.warp
-        } else {
-            self.warp % 4
-        };
+        let spans = self.lane_rows.packing.spans_warpgroups();
+        let warp = if spans { self.warp } else { self.warp % 4 };
         let (row, column) = (warp * 16 + lane_row(k), k.lane() % 4 * (4 / E::BYTES));
         k.verb("Q to registers", || {
             load_operand(tile, self.q_held, |first| {
@@ -179,8 +184,7 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
     #[track_caller]
     pub(super) fn start_scores(&self) {
         let (k, scores) = (self.k, self.scores.0);
-        k.verb("S = Q*K", || {
-            k.wgmma_fence();
+        product(k, "S = Q*K", || {
             let keys = self.k_operand.stage(self.keys.stage());
             let held = self.q_held.steps();
             if held > 0 {
@@ -190,18 +194,14 @@ impl<'k, 'p, E: InputElement> Warpgroup<'k, 'p, E> {
                 let (q, rest) = (self.q_operand.stage(self.q.stage()), held..keys.steps());
                 k.wgmma_ss(scores, q.steps_of(rest.clone()), keys.steps_of(rest), held > 0);
             }
-            k.wgmma_commit();
         });
     }
 
     #[track_caller]
     pub(super) fn start_output(&self) {
-        let (k, out) = (self.k, self.out.0);
-        k.verb("O += P*V", || {
-            k.wgmma_fence();
+        product(self.k, "O += P*V", || {
             let values = self.v_operand.stage(self.values.stage());
-            k.wgmma_rs(out, &self.p.operands(), values, true);
-            k.wgmma_commit();
+            self.k.wgmma_rs(self.out.0, &self.p.operands(), values, true);
         });
     }
 

@@ -15,7 +15,7 @@ use crate::attention::params::RowParams;
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::{ACC_COLS, QUAD, lane_column};
 use crate::attention::scheduler::WorkItem;
-use crate::attention::softmax::{InputElement, KeyBounds, partial_offset};
+use crate::attention::softmax::{InputElement, partial_offset};
 use crate::attention::split::Partials;
 use crate::attention::tensor_rows::{Sequence, TensorRows};
 
@@ -44,16 +44,14 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
         let norms = [0, 1].map(|half| {
             let (offset, sum) = (self.rows[half].max.offset.get(), self.rows[half].total());
             let head = || self.lane_rows.head(tile.head(), half);
-            let keys = self.keys_of(&sequence.params, tile, half);
+            let query = self.lane_rows.query(tile.first_query(), half);
+            let keys = sequence.params.visible_keys(query);
             let total = sequence.params.total(head, offset, sum, keys);
             if self.context.shape.lse {
                 self.store_lse(&sequence.params, tile, half, &total);
             }
             let norm = total.norm();
-            match &self.scales {
-                Some(scales) => norm * scales.values.get(),
-                None => norm,
-            }
+            self.scales.map_or(norm, |scales| norm * scales.values.get())
         });
         let (place, group) = (out_tile.at(self.lane_rows.first, lane_column(k)), &self.store_group);
         let first = tile.part_at(group.part, group.rows);
@@ -125,17 +123,11 @@ impl<'k, E: InputElement> Warpgroup<'k, '_, E> {
                     }
                 };
                 let head_dim_v = context.shape.head_dim_v;
-                let keys = || self.keys_of(&params, tile, half);
+                let keys = || params.visible_keys(self.lane_rows.query(tile.first_query(), half));
                 let offset = partial_offset(row.max.offset.get(), context.shape.dtype, keys);
                 partial.store_row(&self.out, half, column, head_dim_v, offset, sum);
             });
         }
-    }
-
-    /// The keys that a row sees.
-    #[track_caller]
-    fn keys_of(&self, params: &RowParams<'k>, tile: &WorkItem<'k>, half: usize) -> KeyBounds<'k> {
-        params.visible_keys(self.lane_rows.query(tile.first_query(), half))
     }
 
     #[track_caller]
@@ -157,38 +149,31 @@ pub(super) struct StoreGroup<'k> {
     /// Number of the part, and its rows.
     part: Val<'k, u32>,
     rows: u32,
-    scope: Scope,
-}
-
-#[derive(Clone, Copy)]
-enum Scope {
-    Warp,
-    Warpgroup,
-    Consumers { threads: u32 },
+    threads: u32,
 }
 
 impl<'k> StoreGroup<'k> {
     /// The group of a consumer warp, from its number and that of its warpgroup.
     pub(super) fn new(packing: Packing, [warp, warpgroup]: [Val<'k, u32>; 2]) -> Self {
         let rows = packing.stored_rows();
-        let (part, scope) = match (packing.spans_warpgroups(), packing.leaves_rows()) {
+        let (part, threads) = match (packing.spans_warpgroups(), packing.leaves_rows()) {
             // 128 threads for 64 rows.
-            (true, _) => (warp.builder().constant(0), Scope::Consumers { threads: 2 * rows }),
-            (false, true) => (warpgroup, Scope::Warpgroup),
-            (false, false) => (warp, Scope::Warp),
+            (true, _) => (warp.builder().constant(0), 2 * rows),
+            (false, true) => (warpgroup, 128),
+            (false, false) => (warp, 32),
         };
-        StoreGroup { part, rows, scope }
+        StoreGroup { part, rows, threads }
     }
 
     /// One thread of the group, always the same.
     #[track_caller]
     pub(super) fn one_thread(&self, body: impl FnOnce()) {
         let k = self.part.builder();
-        let thread = match self.scope {
-            Scope::Warp => k.lane(),
-            Scope::Warpgroup => k.thread_idx() % 128,
-            // The producer's warpgroup comes first.
-            Scope::Consumers { .. } => k.thread_idx() - 128,
+        let thread = match self.threads {
+            32 => k.lane(),
+            128 => k.thread_idx() % 128,
+            // Of all consumers: the producer's warpgroup comes first.
+            _ => k.thread_idx() - 128,
         };
         k.if_(thread.eq(0).divergent(), body);
     }
@@ -197,10 +182,9 @@ impl<'k> StoreGroup<'k> {
     #[track_caller]
     fn sync(&self) {
         let k = self.part.builder();
-        match self.scope {
-            Scope::Warp => k.sync_warp(),
-            Scope::Warpgroup => k.barrier_among(self.part + STORE, 128),
-            Scope::Consumers { threads } => k.barrier_among(self.part + STORE, threads),
+        match self.threads {
+            32 => k.sync_warp(),
+            threads => k.barrier_among(self.part + STORE, threads),
         }
     }
 }

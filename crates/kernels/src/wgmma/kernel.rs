@@ -5,13 +5,13 @@
 //! `O += P·V` of the block before, and its softmax runs while the tensor cores work for another warpgroup. Blocks are
 //! persistent: the next Q tile is copied before this one ends.
 
-use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, KernelBuilder, Role, SharedTile, Val};
 use flashcore_problem::Name;
 
 use super::consumer::{TileRows, Warpgroup, release_and_advance, skip};
+use super::maps::Operand;
 use super::q_consumer::QRead;
-use super::tiles::{one_slab, padded, slabs, zero_rows};
+use super::tiles::{padded, slab_cols, slabs, zero_rows};
 use super::transpose::Transposed;
 use super::{Config, PRODUCER_WARPS, Request, maps};
 use crate::Refusal;
@@ -32,20 +32,14 @@ pub(super) struct Context<'k, 'p, E: InputElement> {
     pub(super) levers: &'p Config,
     pub(super) shape: &'p Shape,
     pub(super) work: Work<'k>,
-    pub(super) q_tile: SharedTile<'k, E>,
-    pub(super) k_tile: SharedTile<'k, E>,
-    pub(super) v_tile: SharedTile<'k, E>,
-    pub(super) q_rows: TensorRows<'k>,
-    pub(super) k_rows: TensorRows<'k>,
-    pub(super) v_rows: TensorRows<'k>,
+    pub(super) q: Operand<'k, E>,
+    pub(super) keys: Operand<'k, E>,
+    pub(super) values: Operand<'k, E>,
     /// Where the output goes, and where a partial of it goes. A schedule has whole tiles and pieces, and so both.
     pub(super) out: Option<(SharedTile<'k, E::Out>, TensorRows<'k>)>,
     pub(super) partials: Option<Partials<'k>>,
     /// Number of splits of the keys of each tile.
     pub(super) splits: Option<Val<'k, u32>>,
-    pub(super) q_pipeline: Pipeline<'k>,
-    pub(super) k_pipeline: Pipeline<'k>,
-    pub(super) v_pipeline: Pipeline<'k>,
 }
 
 pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Config, shape: &Shape) {
@@ -68,21 +62,21 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
     };
     let v_tile = k.shared_tile::<E>("v_tile", slabs::<E>(v_rows, v_cols).stages(levers.stages));
     let out_tile = (!shape.split).then(|| {
-        let slabs = one_slab::<E::Out>(rows, shape.head_dim_v).stages(levers.out_slabs(shape));
-        k.shared_tile::<E::Out>("out_tile", slabs)
+        let one_slab = slabs::<E::Out>(rows, slab_cols(shape.head_dim_v, E::Out::BYTES));
+        k.shared_tile::<E::Out>("out_tile", one_slab.stages(levers.out_slabs(shape)))
     });
     // Boxes of copies: the blocks of a cluster copy a part of K and V each, and a warp stores its own rows.
     let queries = RowsOf::queries(&shape.lengths, shape.packing);
     let out_rows = shape.packing.stored_rows();
-    let q_rows = maps::declare(k, Name::Q, q_tile, stage_rows, queries);
+    let q_rows = maps::declare(k, Name::Q, q_tile, stage_rows, queries, |_| None);
     let gathered = |request: &Request| request.more.values.gathered_keys();
-    let k_rows = maps::declare_at(k, Name::K, k_tile, cols / levers.cluster, keys, gathered);
+    let k_rows = maps::declare(k, Name::K, k_tile, cols / levers.cluster, keys, gathered);
     let v_rows = if shape.is_fp8() {
         Transposed::declare(k, v_tile, v_rows / levers.cluster)
     } else {
-        maps::declare(k, Name::V, v_tile, v_rows / levers.cluster, keys)
+        maps::declare(k, Name::V, v_tile, v_rows / levers.cluster, keys, |_| None)
     };
-    let out = out_tile.map(|tile| (tile, maps::declare(k, Name::Out, tile, out_rows, queries)));
+    let out = out_tile.map(|tile| (tile, maps::declare(k, Name::Out, tile, out_rows, queries, |_| None)));
     let partials = (shape.split || shape.listed).then(|| Partials::declare(k, shape.head_dim_v, true));
     let splits = shape.split.then(|| k.try_number("splits", Request::splits));
     let listed = shape.listed.then(|| Work::listed(k));
@@ -102,25 +96,19 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
                 request.more.table.clone().ok_or_else(no_list)
             }))
         }),
-        q_tile,
-        k_tile,
-        v_tile,
         out,
         partials,
         splits,
-        q_rows,
-        k_rows,
-        v_rows,
-        q_pipeline: k.pipeline("q", q_stages, stage_rows / 16),
-        k_pipeline: pipeline("k", levers.stages, consumer_warps),
-        v_pipeline: pipeline("v", levers.stages, consumer_warps),
+        q: Operand::new(q_tile, q_rows, k.pipeline("q", q_stages, stage_rows / 16)),
+        keys: Operand::new(k_tile, k_rows, pipeline("k", levers.stages, consumer_warps)),
+        values: Operand::new(v_tile, v_rows, pipeline("v", levers.stages, consumer_warps)),
     };
     zero_rows(k, q_tile, shape.packing.rows());
     if let (true, Some((out_tile, _))) = (shape.packing.spans_warpgroups(), &context.out) {
         // The copy of the output reads dead rows, which no warpgroup writes; the tensor map cuts them off.
         zero_rows(k, *out_tile, WARPGROUP_ROWS);
     }
-    k.start_pipelines(&[context.q_pipeline, context.k_pipeline, context.v_pipeline]);
+    k.start_pipelines(&[&context.q, &context.keys, &context.values].map(|operand| operand.pipeline));
     if shape.listed {
         shape.begin_next_launch(k);
         shape.wait_for_launch_before(k);
@@ -130,8 +118,12 @@ pub(super) fn body<'k, E: InputElement>(k: &'k Args<'k, Request>, levers: &Confi
         Role::new("producer", PRODUCER_WARPS, || context.produce(k)).registers(producer_registers),
         Role::new("consumer", consumer_warps, || context.consume(k)).registers(consumer_registers),
     ]);
+    end_cluster(k, levers);
+}
+
+/// No block of a cluster ends while another may still copy to its shared memory or arrive at its mbarriers.
+pub(super) fn end_cluster(k: &KernelBuilder, levers: &Config) {
     if levers.cluster > 1 {
-        // No block ends while another may still copy to its shared memory or arrive at its mbarriers.
         k.cluster_arrive();
         k.cluster_wait();
     }

@@ -1,6 +1,7 @@
 //! Tensors `[batch, seq, heads, head_dim]` as tensor maps: dimensions are (head_dim, seq, heads, batch), or (head_dim,
 //! rows, heads) of a ragged one; with packed heads, heads come before rows.
 
+use flashcore_ir::pipeline::Pipeline;
 use flashcore_ir::{Element, SharedTile};
 use flashcore_problem::{DType, Layout, Name, Problem};
 
@@ -10,21 +11,24 @@ use crate::attention::lengths::row_strides;
 use crate::attention::tensor_rows::{Flat, RowsOf, TensorRows};
 use crate::{Refusal, refuse};
 
-/// Declares the map of a tensor in its own buffer. Boxes have `rows` rows of a tile.
-#[track_caller]
-pub(super) fn declare<'k, E: Element, R: Request>(
-    k: &'k Args<'k, R>,
-    tensor: Name,
-    tile: SharedTile<'_, E>,
-    rows: u32,
-    of: RowsOf,
-) -> TensorRows<'k> {
-    declare_at(k, tensor, tile, rows, of, |_| None)
+/// A tensor whose rows are copied to shared memory, and the pipeline of its stages there.
+#[derive(Clone, Copy)]
+pub(super) struct Operand<'k, E> {
+    pub(super) tile: SharedTile<'k, E>,
+    pub(super) rows: TensorRows<'k>,
+    pub(super) pipeline: Pipeline<'k>,
 }
 
-/// The same of a tensor that may be in the workspace.
+impl<'k, E> Operand<'k, E> {
+    pub(super) fn new(tile: SharedTile<'k, E>, rows: TensorRows<'k>, pipeline: Pipeline<'k>) -> Self {
+        Operand { tile, rows, pipeline }
+    }
+}
+
+/// Declares the map of a tensor, which is in its own buffer or at a `place` of the workspace. Boxes have `rows` rows of
+/// a tile.
 #[track_caller]
-pub(super) fn declare_at<'k, E: Element, R: Request>(
+pub(super) fn declare<'k, E: Element, R: Request>(
     k: &'k Args<'k, R>,
     tensor: Name,
     tile: SharedTile<'_, E>,
@@ -46,7 +50,7 @@ pub(super) fn declare_at<'k, E: Element, R: Request>(
             }
         };
         check_repeated(name, layout, remedy(problem))?;
-        let (sizes, byte_strides) = sizes_and_strides(tensor, problem, of, E::BYTES)?;
+        let [sizes, byte_strides] = sizes_and_strides(tensor, problem, of, E::BYTES.into())?;
         Ok(boxes.recipe(slot, byte_offset, sizes, byte_strides))
     });
     let batch_rows = matches!(of, RowsOf::Cache | RowsOf::Pages(_)).then(|| {
@@ -57,40 +61,29 @@ pub(super) fn declare_at<'k, E: Element, R: Request>(
     TensorRows::new(map, rows, of, batch_rows)
 }
 
-fn sizes_and_strides(
-    tensor: Name,
-    problem: &Problem,
-    of: RowsOf,
-    element: u32,
-) -> Result<(Vec<u64>, Vec<u64>), Refusal> {
+/// The sizes of a tensor's dimensions, and their strides in bytes. An element has `bytes` bytes.
+fn sizes_and_strides(tensor: Name, problem: &Problem, of: RowsOf, bytes: u64) -> Result<[Vec<u64>; 2], Refusal> {
     let layout = layout_of(problem, tensor)?;
     let [batch, seq, head] = row_strides(layout);
     let [batches, rows, heads, columns] = layout.shape.map(|n| n as u64);
-    let bytes = u64::from(element);
     // A stride that is never taken must be one that could be.
     let stride = |stride: u32| match stride {
         0 => (columns * bytes).next_multiple_of(16),
         stride => u64::from(stride) * bytes,
     };
-    let (mut sizes, mut strides) = match of {
-        RowsOf::Batch(_) => (
-            vec![columns, rows, heads, batches],
-            vec![stride(seq), stride(head), stride(batch)],
-        ),
-        // Of V transposed, `transpose` says them.
-        RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Pages(_) | RowsOf::Transposed => {
-            let flat = flat(tensor, problem)?;
-            (
-                vec![columns, flat.count, heads],
-                vec![stride(flat.stride), stride(head)],
-            )
-        }
-    };
+    let mut sizes = vec![columns, rows, heads, batches];
+    let mut strides = vec![stride(seq), stride(head), stride(batch)];
+    // Of V transposed, `transpose` says them.
+    if !matches!(of, RowsOf::Batch(_)) {
+        let flat = flat(tensor, problem)?;
+        sizes = vec![columns, flat.count, heads];
+        strides = vec![stride(flat.stride), stride(head)];
+    }
     if of.heads_first() {
         sizes.swap(1, 2);
         strides.swap(0, 1);
     }
-    Ok((sizes, strides))
+    Ok([sizes, strides])
 }
 
 fn flat(tensor: Name, problem: &Problem) -> Result<Flat, Refusal> {

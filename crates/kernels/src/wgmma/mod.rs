@@ -21,8 +21,6 @@ mod tiles;
 mod transpose;
 mod warp_scheduler;
 
-use std::sync::Arc;
-
 use flashcore_ir::{Chip, E4M3, Table, Target};
 use flashcore_problem::{DType, Direction, Problem};
 
@@ -31,12 +29,13 @@ use crate::attention::forward::{Forward, Sharing};
 use crate::attention::params::{Shape, check_problem};
 use crate::attention::query_rows::{Packing, TileHeads};
 use crate::attention::scheduler::{self, work_lists};
+use crate::attention::split;
 use crate::attention::stream_k::{Pieces, Schedule};
-use crate::attention::tap::{Tap, key_range};
+use crate::attention::tap::key_range;
 use crate::attention::tensor_rows::page_rows;
-use crate::attention::{combine, split};
 use crate::family::Values;
-use crate::step::{KernelCache, Steps};
+use crate::plan::Resolver;
+use crate::step::Steps;
 use crate::{Refusal, refuse};
 use transpose::Transposed;
 
@@ -70,13 +69,8 @@ struct Operands {
 /// Warps of a block's producer, which are its first.
 const PRODUCER_WARPS: u32 = 4;
 
-pub(crate) fn plan(
-    problem: &Problem,
-    config: &Config,
-    chip: Chip,
-    kernels: &KernelCache,
-    tap: Option<Tap>,
-) -> Result<Steps, Refusal> {
+pub(crate) fn plan(problem: &Problem, config: &Config, with: Resolver<'_>) -> Result<Steps, Refusal> {
+    let Resolver { chip, kernels, tap } = with;
     if problem.direction() == Direction::Backward {
         return backward::plan(problem, config, chip, kernels);
     }
@@ -96,10 +90,23 @@ pub(crate) fn plan(
         ..whole.in_splits(config.splits)
     };
     check_shape(problem, config, &shape)?;
-    let kernel = build(config, shape, kernels)?;
+    // How many splits there are is the table's to say.
+    let kernel = kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
+        let name = shape.kernel_name(&format!("{NAME}/{config}"));
+        Built::build(name, config.threads(), |k| match shape.dtype {
+            DType::E4M3 => kernel::body::<E4M3>(k, &config, shape),
+            dtype => with_element!(sixteen_bits dtype => kernel::body(k, &config, shape)),
+        })
+    })?;
 
     let at_once = chip.sms.saturating_mul(config.min_blocks);
-    let schedule = listed.then(|| schedule(problem, config, packing, at_once));
+    let pieces = || Pieces {
+        rows: config.rows,
+        cols: config.cols,
+        heads: TileHeads::of_warpgroups(packing),
+        least: config.stages,
+    };
+    let schedule = listed.then(|| Schedule::new(NAME, problem, pieces(), at_once));
     let schedule = schedule.transpose()?;
     let (blocks, table) = match &schedule {
         Some(schedule) => (schedule.grid, None),
@@ -110,7 +117,8 @@ pub(crate) fn plan(
         }
     };
     let sharing = Sharing::new(schedule, config.splits);
-    let values = Transposed::new(given, gathered.as_ref(), config.cols, schedule.as_ref());
+    let bytes = schedule.map_or(0, |schedule| schedule.bytes());
+    let values = Transposed::new(given, gathered.as_ref(), config.cols, bytes);
     let request = Forward {
         problem: problem.clone(),
         sharing,
@@ -118,21 +126,13 @@ pub(crate) fn plan(
     };
     let main = kernel.step([blocks, 1, 1], &request)?;
 
-    let (mut before, mut then) = (Vec::new(), Vec::new());
-    let request = Forward::new(problem, sharing);
-    if shape.split {
-        then.push(combine::step(&request, &whole, kernels)?);
-    }
-    if schedule.is_some() {
-        before.push(Schedule::step(&request, &shape, kernels)?);
-        let shape = Shape { page_rows: 0, ..whole };
-        then.push(combine::listed_step(&request, &shape, kernels)?);
-    }
+    let whole = Shape { page_rows: 0, ..whole };
+    let mut steps = Forward::new(problem, sharing).steps(main, &whole, kernels)?;
     // After the schedule, which serves other calls too.
     if shape.is_fp8() {
-        before.push(values.step(given, &shape, kernels)?);
+        steps.before.push(values.step(given, &shape, kernels)?);
     }
-    Ok(Steps { before, main, then })
+    Ok(steps)
 }
 
 /// Refuses what the family does not serve, whatever its kernel.
@@ -175,26 +175,4 @@ fn check_shape(problem: &Problem, config: &Config, shape: &Shape) -> Result<(), 
         "{batch} batches of {heads} heads of {tiles} by {key_tiles} tiles");
     config.check_registers(shape)?;
     config.check_blocks(shape)
-}
-
-fn build(config: &Config, shape: Shape, kernels: &KernelCache) -> Result<Arc<Built<Request>>, Refusal> {
-    // How many splits there are is the table's to say.
-    kernels.get_or_build(Config { splits: 1, ..*config }, shape, |config, shape| {
-        let name = shape.kernel_name(&format!("{NAME}/{config}"));
-        Built::build(name, config.threads(), |k| match shape.dtype {
-            DType::E4M3 => kernel::body::<E4M3>(k, &config, shape),
-            dtype => with_element!(sixteen_bits dtype => kernel::body(k, &config, shape)),
-        })
-    })
-}
-
-/// The schedule of a problem with lengths, for as many blocks as run at a time.
-fn schedule(problem: &Problem, config: &Config, packing: Packing, at_once: u32) -> Result<Schedule, Refusal> {
-    let pieces = Pieces {
-        rows: config.rows,
-        cols: config.cols,
-        heads: TileHeads::of_warpgroups(packing),
-        least: config.stages,
-    };
-    Schedule::new(NAME, problem, pieces, at_once)
 }

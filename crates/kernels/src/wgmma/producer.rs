@@ -16,7 +16,7 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
     /// keys, one took longer than the products (run `serve-chunks`).
     #[track_caller]
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
-        let [q, keys, values] = [&self.q_pipeline, &self.k_pipeline, &self.v_pipeline].map(|to| to.producer());
+        let [q, keys, values] = [&self.q, &self.keys, &self.values].map(|operand| operand.pipeline.producer());
         let (q_and_keys, values) = (Some([q, keys]), Some(values));
         let warp = k.warp_idx();
         let copy_tiles = |q_and_keys, values| {
@@ -62,11 +62,11 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
     ) {
         let (batch, first_query, kv_head) = (tile.batch(), tile.first_query(), tile.kv_head());
         let sequence = Sequence::of(self.params, tile);
-        let [k_rows, v_rows] = [&self.k_rows, &self.v_rows].map(|rows| (rows, rows.keys(&sequence)));
+        let [k_rows, v_rows] = [&self.keys.rows, &self.values.rows].map(|rows| (rows, rows.keys(&sequence)));
         let copy_k = |n_block: Val<'k, u32>| {
             if let Some([_, keys]) = q_and_keys {
                 let at = [tile.first_key(n_block), kv_head, batch];
-                fill_stage(cluster, self.k_tile, k_rows, keys, at);
+                fill_stage(cluster, self.keys.tile, k_rows, keys, at);
             }
         };
         let copy_v = |n_block: Val<'k, u32>| {
@@ -76,18 +76,18 @@ impl<'k, E: InputElement> Context<'k, '_, E> {
                 Some(scales) => tile_at(scales, &sequence, tile, first_key, self.levers.cols),
                 None => [first_key, tile.kv_head(), tile.batch()],
             };
-            fill_stage(cluster, self.v_tile, v_rows, values, at);
+            fill_stage(cluster, self.values.tile, v_rows, values, at);
         };
         // The rows of each warpgroup, or of the tile, as soon as their stage is free.
         let copy_q = |q: Producer<'k>| {
-            let (q_rows, packing) = (self.q_rows.queries(&sequence), self.shape.packing);
+            let (q_rows, packing) = (self.q.rows.queries(&sequence), self.shape.packing);
             for part in 0..self.levers.rows / packing.shared_rows {
                 let at = [first_query + packing.queries() * part, tile.head(), batch];
                 q.acquire();
                 let fill = || {
-                    q.expect(self.q_rows.map.bytes_of(&self.q_tile));
+                    q.expect(self.q.rows.map.bytes_of(&self.q.tile));
                     let from = q_rows.at(at).hint(L2Hint::EvictFirst);
-                    self.q_tile.load_tma(q.stage(), from, q.full());
+                    self.q.tile.load_tma(q.stage(), from, q.full());
                 };
                 if self.is_paged() {
                     k.if_(k.lane().eq(0).divergent(), fill)

@@ -55,9 +55,10 @@ impl<'k> QConsumer<'k> {
     pub(super) fn release_after(&self, read: QRead, condition: Option<Val<'k, bool>>) {
         match condition {
             _ if read != self.last_read => {}
-            Some(holds) => holds
-                .builder()
-                .if_(holds.uniform(), || release_and_advance(self.consumer)),
+            Some(holds) => {
+                let k = holds.builder();
+                k.if_(holds.uniform(), || release_and_advance(self.consumer));
+            }
             None => release_and_advance(self.consumer),
         }
     }

@@ -4,6 +4,7 @@ use flashcore_problem::{KvLengths, Layout};
 
 use super::config::SLACK_BYTES;
 use super::*;
+use crate::KernelCache;
 
 #[test]
 fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
@@ -13,15 +14,9 @@ fn a_product_that_the_compiler_has_no_registers_for_is_refused() {
             .seq_len(256)
             .head_dim(64)
             .head_dim_v(head_dim_v);
-        let config = Config::from_id(id).unwrap();
-        plan(
-            &problem.build().unwrap(),
-            &config,
-            Target::Sm90a.into(),
-            &KernelCache::default(),
-            None,
-        )
-        .map(drop)
+        let config = Config::from(FAMILY.read_levers(id).unwrap());
+        let (chip, kernels, tap) = (Target::Sm90a.into(), &KernelCache::default(), None);
+        plan(&problem.build().unwrap(), &config, Resolver { chip, kernels, tap }).map(drop)
     };
     // Both sides of what ptxas takes.
     assert_eq!(outcome("m192n32-s2-free-cond", 192), Ok(()));
@@ -125,7 +120,7 @@ fn remedies() {
     let mut text = String::new();
     for (name, builder, id, target) in cases {
         let problem = builder.build().unwrap();
-        let config = crate::Config::Wgmma(Config::from_id(id).unwrap());
+        let config = crate::Config::Wgmma(Config::from(FAMILY.read_levers(id).unwrap()));
         let answer = match Plan::new(&problem, &config, target) {
             Ok(_) => "served".to_string(),
             Err(refusal) => refusal.to_string(),
@@ -149,7 +144,7 @@ fn levers_save_what_a_refusal_says() {
     let of = |id: &str| {
         Plan::new(
             &wide,
-            &crate::Config::Wgmma(Config::from_id(id).unwrap()),
+            &crate::Config::Wgmma(Config::from(FAMILY.read_levers(id).unwrap())),
             Target::Sm90a,
         )
     };

@@ -49,24 +49,13 @@ pub(super) const fn tile_bytes(rows: u32, cols: u32, bytes: u32, stages: u32) ->
 
 /// A tile of rows, all slabs of them.
 pub(super) fn slabs<E: Element>(rows: u32, cols: u32) -> TileShape {
-    TileShape::new(rows, tile_cols(cols, E::BYTES))
-        .swizzled(swizzle::<E>(cols))
-        .in_slabs()
-}
-
-/// A tile of one slab of such rows.
-pub(super) fn one_slab<E: Element>(rows: u32, cols: u32) -> TileShape {
-    TileShape::new(rows, slab_cols(cols, E::BYTES))
-        .swizzled(swizzle::<E>(cols))
-        .in_slabs()
-}
-
-fn swizzle<E: Element>(cols: u32) -> Swizzle {
-    match slab_cols(cols, E::BYTES) * E::BYTES {
+    let swizzle = match slab_cols(cols, E::BYTES) * E::BYTES {
         128 => Swizzle::B128,
         64 => Swizzle::B64,
         _ => Swizzle::B32,
-    }
+    };
+    let shape = TileShape::new(rows, tile_cols(cols, E::BYTES));
+    shape.swizzled(swizzle).in_slabs()
 }
 
 /// Loads rows of a tile into registers, as operand A. A lane loads words of 4 bytes: the four lanes of a row load a

@@ -16,7 +16,7 @@
 //! other caches the kernel copies K, too ([`gathered`]): the keys of the same tiles, with zeros for those on no page,
 //! to a contiguous cache `[batch, kv_heads, seq_len_kv, head_dim]` after the tiles of V.
 
-use flashcore_ir::{Cache, E4M3, Element, GlobalPtr, KernelBuilder, SharedTile, Val, Var};
+use flashcore_ir::{Cache, E4M3, Element, GlobalPtr, SharedTile, Val, Var};
 use flashcore_problem::{DType, KvLengths, Layout, Name, Problem, ProblemBuilder};
 
 use super::maps::check_repeated;
@@ -28,7 +28,6 @@ use crate::attention::lengths::{LengthKinds, TensorParam, kinds};
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::scheduler::WorkItem;
 use crate::attention::score_mod::HeadScales;
-use crate::attention::stream_k::Schedule;
 use crate::attention::tensor_rows::{Flat, MIN_PAGE_ROWS, RowsOf, Sequence, TensorRows, page_rows};
 use crate::step::{KernelCache, Step};
 
@@ -128,13 +127,8 @@ pub(super) struct Transposed {
 }
 
 impl Transposed {
-    /// The transposed V of a problem, after its schedule if it has one; then K if it is [`gathered`].
-    pub(super) fn new(
-        problem: &Problem,
-        gathered: Option<&Problem>,
-        cols: u32,
-        schedule: Option<&Schedule>,
-    ) -> Transposed {
+    /// The transposed V of a problem, after its schedule, which takes so many bytes; then K if it is [`gathered`].
+    pub(super) fn new(problem: &Problem, gathered: Option<&Problem>, cols: u32, schedule: u64) -> Transposed {
         let (batch, kv_heads) = (problem.batch(), problem.num_kv_heads());
         let (tiles, heads) = match problem.kv_lengths() {
             KvLengths::Packed { total, .. } => (total / cols as usize + batch, kv_heads),
@@ -145,7 +139,7 @@ impl Transposed {
             head_dim_v: problem.head_dim_v() as u64,
             tiles: tiles as u64,
             heads: heads as u64,
-            offset: schedule.map_or(0, |schedule| schedule.bytes().next_multiple_of(u64::from(ALIGN))),
+            offset: schedule.next_multiple_of(u64::from(ALIGN)),
             keys: gathered.map(|problem| (problem.head_dim() as u32, problem.k_layout().span() as u64)),
         }
     }
@@ -248,7 +242,7 @@ fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
         let values = v.head(batch, head);
         let number = batch.fma(k.grid_dim(1), head).fma(k.grid_dim(0), tile);
         let out = out.offset_strided(number, tile_size);
-        return transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile, keys], out);
+        return transpose_tile([cols, shape.head_dim_v], (&v, values), [tile, keys], out);
     }
     let gathers = shape.head_dim > 0;
     let keys_to = gathers.then(|| {
@@ -288,12 +282,12 @@ fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
         scope.break_if((tile * cols).ge(end).uniform());
         let transpose = || {
             let out = out.offset_strided(first_of_all + tile, tile_size);
-            transpose_tile(k, [cols, shape.head_dim_v], (&v, values), [tile.get(), keys], out);
+            transpose_tile([cols, shape.head_dim_v], (&v, values), [tile.get(), keys], out);
         };
         match &gather {
             None => transpose(),
             Some((from, head, to)) => {
-                let copy = || copy_tile(k, [cols, shape.head_dim], (from, *head), [tile.get(), keys], *to);
+                let copy = || copy_tile([cols, shape.head_dim], (from, *head), [tile.get(), keys], *to);
                 k.if_else((k.block_idx(0) & 1u32).eq(0).uniform(), transpose, copy);
             }
         }
@@ -303,20 +297,18 @@ fn body<'k>(k: &'k Args<'k, Forward<Transposed>>, cols: u32, shape: &Shape) {
     k.fence_proxy_async_global();
 }
 
-/// A thread transposes four keys by 16 columns at a time.
+/// A tensor, and where one of its heads begins.
+type Head<'t, 'k> = (&'t TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>);
+
+/// A thread transposes four keys by 16 columns at a time. `size`: keys of a tile, and columns.
 #[track_caller]
-fn transpose_tile<'k>(
-    k: &'k KernelBuilder,
-    [cols, head_dim_v]: [u32; 2],
-    (v, values): (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
-    [tile, keys]: [Val<'k, u32>; 2],
-    out: GlobalPtr<'k, E4M3>,
-) {
+fn transpose_tile<'k>(size: [u32; 2], v: Head<'_, 'k>, [tile, keys]: [Val<'k, u32>; 2], out: GlobalPtr<'k, E4M3>) {
+    let ([cols, head_dim_v], k) = (size, tile.builder());
     let (groups, chunks) = (cols / KEYS, head_dim_v / CHUNK);
     k.for_divergent(k.thread_idx(), groups * chunks, THREADS, |i| {
         let (place, column) = (i % groups * KEYS, i / groups * CHUNK);
         let first = tile * cols + place / 16 * 16 + place % 16 / 2;
-        let rows = load_rows(k, (v, values), |place| first + key_of(place), keys, column, CHUNK);
+        let rows = load_rows(v, |place| first + key_of(place), keys, column, CHUNK);
         for word in 0..CHUNK / 4 {
             let four = [0, 1, 2, 3].map(|key: usize| rows[key][word as usize].get());
             for (byte, keys) in transposed(four).into_iter().enumerate() {
@@ -330,29 +322,20 @@ fn transpose_tile<'k>(
 
 /// A thread copies `KEYS` rows of a tile at a time, 16 columns of each, or 8 where a row has no whole number of 16.
 #[track_caller]
-fn copy_tile<'k>(
-    k: &'k KernelBuilder,
-    [cols, head_dim]: [u32; 2],
-    from: (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
-    [tile, end]: [Val<'k, u32>; 2],
-    to: GlobalPtr<'k, E4M3>,
-) {
-    let chunk = if head_dim.is_multiple_of(CHUNK) {
-        CHUNK
-    } else {
-        CHUNK / 2
-    };
+fn copy_tile<'k>(size: [u32; 2], from: Head<'_, 'k>, [tile, end]: [Val<'k, u32>; 2], to: GlobalPtr<'k, E4M3>) {
+    let ([cols, head_dim], k) = (size, tile.builder());
+    let is_whole = head_dim.is_multiple_of(CHUNK);
+    let chunk = if is_whole { CHUNK } else { CHUNK / 2 };
     let (groups, chunks) = (cols / KEYS, head_dim / chunk);
     k.for_divergent(k.thread_idx(), groups * chunks, THREADS, |i| {
         let (first, column) = (tile * cols + i / chunks, i % chunks * chunk);
         let key_at = |n: u32| first + n * groups;
-        let rows = load_rows(k, from, key_at, end, column, chunk);
+        let rows = load_rows(from, key_at, end, column, chunk);
         for (n, words) in (0..KEYS).zip(rows) {
             let key = key_at(n);
             let words: Vec<_> = words.into_iter().map(|word| word.get().reinterpret()).collect();
-            let to = to
-                .offset_strided(key, row_bytes(head_dim as usize) as u32)
-                .offset(column);
+            let row = to.offset_strided(key, row_bytes(head_dim as usize) as u32);
+            let to = row.offset(column);
             k.if_(key.lt(end).divergent(), || to.store_words(&words, Cache::Default));
         }
     });
@@ -361,13 +344,13 @@ fn copy_tile<'k>(
 /// `bytes` columns of four keys, as words: zeros for keys from `keys` on, and for those on no page.
 #[track_caller]
 fn load_rows<'k>(
-    k: &'k KernelBuilder,
-    (tensor, head): (&TensorParam<'k, E4M3>, GlobalPtr<'k, E4M3>),
+    (tensor, head): Head<'_, 'k>,
     key_at: impl Fn(u32) -> Val<'k, u32>,
     keys: Val<'k, u32>,
     column: Val<'k, u32>,
     bytes: u32,
 ) -> [Vec<Var<'k, u32>>; KEYS as usize] {
+    let k = keys.builder();
     [0, 1, 2, 3].map(|n| {
         let key = key_at(n);
         let words: Vec<_> = (0..bytes / 4).map(|_| k.var(0u32)).collect();

@@ -29,10 +29,7 @@ pub(super) type Pair<T> = [T; 2];
 
 /// Stages of dO: one less than of Q, and one at least.
 pub(super) const fn second_stages(levers: &Config) -> u32 {
-    match levers.stages {
-        1 => 1,
-        stages => stages - 1,
-    }
+    if levers.stages > 1 { levers.stages - 1 } else { 1 }
 }
 
 /// Tiles of a bundle of heads at least: about as many as run at the same time.
@@ -46,6 +43,8 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) tiling: Tiling,
     pub(super) outputs: Outputs,
     pub(super) params: BackwardParams<'k, E>,
+    /// Those of dQ, if it adds any.
+    sums: Option<GlobalPtr<'k, f32>>,
     pub(super) owned: Pair<HeadTile<'k, E>>,
     pub(super) walked: Pair<HeadTile<'k, E>>,
     /// The log-sum-exp and Δ of walked query rows, in as many stages as Q.
@@ -60,28 +59,20 @@ pub(super) struct Context<'k, 'p, E> {
 }
 
 pub(super) fn body<'k, E: MmaElement>(k: &'k Args<'k, Backward>, levers: &Config, shape: &Shape, outputs: Outputs) {
-    k.min_blocks_per_sm(levers.min_blocks);
-    if levers.max_registers > 0 {
-        k.max_registers(levers.max_registers);
-    }
+    levers.bound_registers(k);
     let params = BackwardParams::<E>::declare(k, shape);
     let written = outputs.written().iter();
-    let written = written.map(|&tensor| k.writes(tensor, shape.vector_bytes));
-    let written: Vec<_> = written.collect();
+    let written: Vec<_> = written.map(|&tensor| k.writes(tensor, shape.vector_bytes)).collect();
     let sums = outputs.adds_dq().then(|| dq_sums(k, true));
 
     let tiling = Tiling::new(levers, shape);
-    let tile = |name, rows, head_dims, stages| HeadTile::widened(k, name, rows, head_dims, stages, levers.swizzled);
-    let [keys, values] = [[shape.head_dim, tiling.columns], [shape.head_dim_v, tiling.columns_v]];
+    let head_dims = [[shape.head_dim, tiling.columns], [shape.head_dim_v, tiling.columns_v]];
+    let tiles = |names: Pair<&str>, rows, stages: Pair<u32>| {
+        [0, 1].map(|i: usize| HeadTile::widened(k, names[i], rows, head_dims[i], stages[i], levers.swizzled))
+    };
     let [owned, walked] = outputs.tile_names();
-    let owned = [
-        tile(owned[0], levers.cols, keys, 1),
-        tile(owned[1], levers.cols, values, 1),
-    ];
-    let walked = [
-        tile(walked[0], levers.rows, keys, levers.stages),
-        tile(walked[1], levers.rows, values, second_stages(levers)),
-    ];
+    let owned = tiles(owned, levers.cols, [1; 2]);
+    let walked = tiles(walked, levers.rows, [levers.stages, second_stages(levers)]);
     let row_numbers = TileShape::new(1, levers.rows).stages(levers.stages);
     let numbers = ["lse_tile", "delta_tile"].map(|name| k.shared_tile(name, row_numbers));
 
@@ -118,13 +109,14 @@ pub(super) fn body<'k, E: MmaElement>(k: &'k Args<'k, Backward>, levers: &Config
         owned_len,
         seen,
         params,
+        sums,
     };
-    let compute = || context.compute(&written, sums);
+    let compute = || context.compute(&written);
     context.params.rows.if_has_row(context.first, owned_len, compute);
 }
 
 impl<'k, E: MmaElement> Context<'k, '_, E> {
-    fn compute(&self, written: &[TensorParam<'k, E>], sums: Option<GlobalPtr<'k, f32>>) {
+    fn compute(&self, written: &[TensorParam<'k, E>]) {
         let (k, rows) = (self.k, &self.params.rows);
         let [q, keys] = [[self.params.q, self.params.dout], [self.params.k, self.params.v]];
         let (owned, walked) = if self.outputs.owns_keys() { (keys, q) } else { (q, keys) };
@@ -133,18 +125,23 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
         if self.outputs.owns_keys() {
             k.for_uniform(0u32, rows.group_size, 1, |i| {
                 let q_head = self.head.fma(rows.group_size, i);
-                self.main_loop(&warp, walked, q_head, q_head, sums);
+                self.main_loop(&warp, walked, [q_head; 2]);
                 // No copy of the next head may overwrite a tile that a warp still reads.
                 k.barrier();
             });
         } else {
             warp.load_numbers(self.head_row(self.head));
-            self.main_loop(&warp, walked, self.head / rows.group_size, self.head, sums);
+            self.main_loop(&warp, walked, [self.head / rows.group_size, self.head]);
         }
         // Without a tile, the copies of what is owned may still be under way.
         k.cp_async_wait(0);
         k.barrier();
         warp.store(written);
+    }
+
+    /// Of the two tensors of each side.
+    pub(super) fn head_dims(&self) -> Pair<u32> {
+        [self.shape.head_dim, self.shape.head_dim_v]
     }
 
     /// Where the numbers and the sums of a query head begin.
@@ -156,16 +153,9 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
 
     /// For each tile of query rows: `Sᵀ = K·Qᵀ`, `dPᵀ = V·dOᵀ`, P and dS of them, `dV += Pᵀ·dO`, `dK += dSᵀ·Q` and
     /// `dQ += dS·K`. With the sides exchanged: `S = Q·Kᵀ`, `dP = dO·Vᵀ`, dS of them and `dQ += dS·K`.
-    fn main_loop(
-        &self,
-        warp: &Warp<'k, '_, E>,
-        walked: Pair<TensorParam<'k, E>>,
-        head: Val<'k, u32>,
-        q_head: Val<'k, u32>,
-        sums: Option<GlobalPtr<'k, f32>>,
-    ) {
+    fn main_loop(&self, warp: &Warp<'k, '_, E>, walked: Pair<TensorParam<'k, E>>, [head, q_head]: Pair<Val<'k, u32>>) {
         let k = self.k;
-        let ring = &Ring::new(self, walked, head, self.head_row(q_head));
+        let ring = &self.ring(walked, head, self.head_row(q_head));
         let one_stage = self.levers.stages == 1;
         let depth = second_stages(self.levers);
         for i in (0..depth).map(|i| k.constant(i as i32)) {
@@ -217,7 +207,7 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
                 k.barrier();
                 ring.start_first(ahead, edges);
             }
-            if let Some(sums) = sums {
+            if let Some(sums) = self.sums {
                 warp.add_dq(sums.offset_strided(ring.head_row + row, self.tiling.columns));
             }
         };
@@ -253,6 +243,19 @@ impl<'k, E: MmaElement> Context<'k, '_, E> {
         BlockOrder::ascending(range, false)
     }
 
+    /// The tiles of a head of the side that is walked.
+    fn ring(&self, tensors: Pair<TensorParam<'k, E>>, head: Val<'k, u32>, head_row: Val<'k, u32>) -> Ring<'k, '_, E> {
+        let chunks = self.walked.map(|tile| tile.chunks(self.k));
+        Ring {
+            context: self,
+            // Anew for each head, so that it takes no registers while rows see all keys.
+            order: self.order(),
+            copies: [0, 1].map(|i: usize| chunks[i].of_head(tensors[i], tensors[i].head(self.batch, head))),
+            head_row,
+            len: self.seen.len.reinterpret(),
+        }
+    }
+
     /// The first row that a row of the owned side sees, and one past the last; none if it is past the end.
     #[track_caller]
     pub(super) fn seen_by_any(&self, row: Val<'k, u32>) -> (Val<'k, i32>, Val<'k, i32>) {
@@ -271,24 +274,7 @@ struct Ring<'k, 'c, E> {
     len: Val<'k, u32>,
 }
 
-impl<'k, 'c, E: MmaElement> Ring<'k, 'c, E> {
-    fn new(
-        context: &'c Context<'k, 'c, E>,
-        tensors: Pair<TensorParam<'k, E>>,
-        head: Val<'k, u32>,
-        head_row: Val<'k, u32>,
-    ) -> Self {
-        let chunks = context.walked.map(|tile| tile.chunks(context.k));
-        Ring {
-            context,
-            // Anew for each head, so that it takes no registers while rows see all keys.
-            order: context.order(),
-            copies: [0, 1].map(|i: usize| chunks[i].of_head(tensors[i], tensors[i].head(context.batch, head))),
-            head_row,
-            len: context.seen.len.reinterpret(),
-        }
-    }
-
+impl<'k, E: MmaElement> Ring<'k, '_, E> {
     /// The first row of an iteration's tile.
     #[track_caller]
     fn row(&self, i: Val<'k, i32>, edges: Edges) -> Val<'k, u32> {

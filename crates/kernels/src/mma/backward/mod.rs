@@ -115,19 +115,17 @@ impl Outputs {
 
     /// The gradients that it stores.
     fn written(self) -> &'static [Name] {
-        if self.owns_keys() {
-            &[Name::Dk, Name::Dv]
-        } else {
-            &[Name::Dq]
+        match self {
+            Outputs::All | Outputs::DkDv => &[Name::Dk, Name::Dv],
+            Outputs::Dq => &[Name::Dq],
         }
     }
 
     /// What findings call its products: the scores, their gradients, and the one with dS.
     fn products(self) -> [&'static str; 3] {
-        if self.owns_keys() {
-            ["S = K*Q", "dP = V*dO", "dK += dS*Q"]
-        } else {
-            ["S = Q*K", "dP = dO*V", "dQ += dS*K"]
+        match self {
+            Outputs::All | Outputs::DkDv => ["S = K*Q", "dP = V*dO", "dK += dS*Q"],
+            Outputs::Dq => ["S = Q*K", "dP = dO*V", "dQ += dS*K"],
         }
     }
 
@@ -147,9 +145,8 @@ struct Tiling {
     /// Columns of Q and K in shared memory, and of V and dO: a step for each warp that shares them.
     columns: u32,
     columns_v: u32,
-    /// Warps along the rows of dQ's tile, and along its columns.
-    dq_warps: [u32; 2],
-    dq_rows: u32,
+    /// dQ's tile, and the warps that share it.
+    dq: SumTiles,
 }
 
 impl Tiling {
@@ -157,57 +154,38 @@ impl Tiling {
         let (rows, warps) = (levers.rows, levers.warps);
         let (all, blocks, steps) = (warps * levers.kv_warps, rows / STEP, padded(shape.head_dim) / STEP);
         // Few products a warp, and then few operands for each.
-        let splits = (0..=4)
-            .map(|i| 1 << i)
-            .filter(|along| blocks % along == 0 && all % along == 0);
+        let splits = [1, 2, 4, 8, 16].into_iter();
+        let splits = splits.filter(|along| blocks % along == 0 && all % along == 0);
         let cost = |along: u32| {
             let (rows, columns) = (blocks / along, steps.div_ceil(all / along));
             (rows * columns, rows + columns)
         };
         let along = splits.min_by_key(|along| cost(*along)).unwrap_or(1);
         let shared = |head_dim: u32, by: u32| padded(head_dim).next_multiple_of(STEP * by);
+        let columns = shared(shape.head_dim, warps.max(all / along));
         Tiling {
             owned_rows: levers.cols / levers.kv_warps,
             walked_rows: rows / warps,
-            columns: shared(shape.head_dim, warps.max(all / along)),
+            columns,
             columns_v: shared(shape.head_dim_v, warps),
-            dq_warps: [along, all / along],
-            dq_rows: rows,
+            dq: SumTiles {
+                rows,
+                columns,
+                warps: [along, all / along],
+            },
         }
     }
 
     /// Whether P and dS pass through shared memory.
     fn shares_columns(&self) -> bool {
-        self.walked_rows < self.dq_rows
+        self.walked_rows < self.dq.rows
     }
 
-    /// Blocks of 16 rows of a warp's part of dQ.
-    fn dq_row_blocks(&self) -> u32 {
-        self.dq_rows / STEP / self.dq_warps[0]
-    }
-
-    /// Those that are computed at a time: what takes up to [`DQ_REGISTERS`].
+    /// Blocks of 16 rows of a warp's part of dQ that are computed at a time: what takes up to [`DQ_REGISTERS`].
     fn dq_blocks_at_once(&self) -> u32 {
-        let most = DQ_REGISTERS / (self.dq_steps() * STEP / 2);
-        let fits = |blocks: &u32| *blocks <= most && self.dq_row_blocks().is_multiple_of(*blocks);
-        (1..=self.dq_row_blocks()).rev().find(fits).unwrap_or(1)
-    }
-
-    /// Steps of 16 columns of it.
-    fn dq_steps(&self) -> u32 {
-        self.columns / STEP / self.dq_warps[1]
-    }
-
-    fn dq_elements_per_warp(&self) -> u32 {
-        STEP * STEP * self.dq_row_blocks() * self.dq_steps()
-    }
-
-    fn sums(&self) -> SumTiles {
-        SumTiles {
-            rows: self.dq_rows,
-            columns: self.columns,
-            warps: self.dq_warps,
-        }
+        let (blocks, most) = (self.dq.row_blocks(), DQ_REGISTERS / (self.dq.steps() * STEP / 2));
+        let fits = |at_once: &u32| *at_once <= most && blocks.is_multiple_of(*at_once);
+        (1..=blocks).rev().find(fits).unwrap_or(1)
     }
 }
 
@@ -238,7 +216,7 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     let (main, then) = if problem.deterministic() {
         (step(Outputs::DkDv)?, step(Outputs::Dq)?)
     } else {
-        let sums = postprocess::step(&request, &shape, tiling.sums(), kernels)?;
+        let sums = postprocess::step(&request, &shape, tiling.dq, kernels)?;
         (step(Outputs::All)?, sums)
     };
     let before = vec![preprocess::step(&request, &shape, kernels)?];
@@ -263,11 +241,8 @@ fn check_registers(config: &Config, tiling: &Tiling, deterministic: bool) -> Res
     let blocks = tiling.owned_rows / STEP;
     let sums = blocks * (tiling.columns + tiling.columns_v) / config.warps / 2;
     let scores = blocks * tiling.walked_rows;
-    let dq = if deterministic {
-        0
-    } else {
-        tiling.dq_blocks_at_once() * tiling.dq_steps() * STEP / 2
-    };
+    let at_once = if deterministic { 0 } else { tiling.dq_blocks_at_once() };
+    let dq = at_once * tiling.dq.steps() * STEP / 2;
     let needed = sums + scores.max(dq) + SCRATCH_REGISTERS;
     let remedy = "fewer keys a warp (kv_warps), more warps that share the rows, fewer rows a tile or fewer blocks an SM \
                   need less";
@@ -291,18 +266,14 @@ fn check_shared_memory(config: &Config, tiling: &Tiling, deterministic: bool, ta
         (false, false) => 1,
         (false, true) => 0,
     };
-    let q_tile = tile_bytes(rows, tiling.columns, 1);
+    let (q_tile, of_stage) = (tile_bytes(rows, tiling.columns, 1), walked / (2 * stages - 1) * 2);
     let needed = owned + walked + tile_bytes(cols, rows, exchanged) + 8 * rows * stages;
     let limits = target.limits();
     let (room, most) = (limits.shared_per_block_of(config.min_blocks), limits.shared_per_block);
     refuse!((room + 1..=most).contains(&needed) => lever "min_blocks" = config.min_blocks,
         "fewer: a block needs {needed} B of shared memory, and each may have {room}");
     Refusal::check_shared_memory(needed, target, || match (stages, rows) {
-        (3.., _) => format!(
-            "stages {stages} to {} saves {} B",
-            stages - 1,
-            (walked / (2 * stages - 1)) * 2
-        ),
+        (3.., _) => format!("stages {stages} to {} saves {of_stage} B", stages - 1),
         (2, _) if needed - q_tile <= most => format!("stages 2 to 1 saves {q_tile} B"),
         (_, 32..) => format!("rows {rows} to {} saves {} B", rows / 2, walked / 2),
         _ => format!("cols {cols} to {} saves {} B", cols / 2, owned / 2),

@@ -33,14 +33,19 @@ pub(super) struct SumTiles {
 }
 
 impl SumTiles {
-    /// Accumulators of 16 rows and 8 columns, of all warps.
-    fn accumulators(&self) -> u32 {
-        self.rows * self.columns / (STEP * ACC_COLS)
+    /// Blocks of 16 rows of a warp's part.
+    pub(super) fn row_blocks(&self) -> u32 {
+        self.rows / STEP / self.warps[0]
     }
 
-    /// Those of a warp, of 16 rows.
-    fn across(&self) -> u32 {
-        self.columns / self.warps[1] / ACC_COLS
+    /// Steps of 16 columns of it, of two accumulators each.
+    pub(super) fn steps(&self) -> u32 {
+        self.columns / STEP / self.warps[1]
+    }
+
+    /// Accumulators of it.
+    pub(super) fn accumulators(&self) -> u32 {
+        2 * self.row_blocks() * self.steps()
     }
 }
 
@@ -80,12 +85,13 @@ fn body<'k, E: MmaElement + Widen>(k: &'k Args<'k, Backward>, tiles: SumTiles, s
     let rounded = k.shared_tile::<E>("rounded", rounded);
     params.if_has_row(first_row, params.seq_len_q, || {
         let (warp, lane) = (k.thread_idx() / 32, k.lane());
-        k.for_uniform(warp, tiles.accumulators(), THREADS / 32, |i| {
+        let all = tiles.warps[0] * tiles.warps[1] * tiles.accumulators();
+        k.for_uniform(warp, all, THREADS / 32, |i| {
             let from = sums.offset(i * (4 * 32) + lane);
-            let across = tiles.across();
+            let across = 2 * tiles.steps();
             let acc = i % across;
-            let block = i / across % (tiles.rows / STEP / tiles.warps[0]);
-            let of_warp = i / (tiles.accumulators() / (tiles.warps[0] * tiles.warps[1]));
+            let block = i / across % tiles.row_blocks();
+            let of_warp = i / tiles.accumulators();
             let (along, in_turn) = (of_warp / tiles.warps[1], of_warp % tiles.warps[1]);
             let row = along * (tiles.rows / tiles.warps[0]) + block * STEP + lane / QUAD;
             let step = (acc / 2) * tiles.warps[1] + in_turn;

@@ -5,11 +5,12 @@
 //! what they sum over passes through shared memory; a single one has P and dS in its registers as operands.
 
 use flashcore_ir::fragment::{AOperand, AVars, MmaElement};
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, Val, Var};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedPtr, SharedTile, Val, Var};
 
 use super::kernel::{Context, Pair};
 use crate::attention::lengths::TensorParam;
 use crate::attention::row_tile::{ACC_COLS, RowTile, lane_column, lane_row};
+use crate::mma::consumer::multiply;
 use crate::tiles::{Fragments, HeadTile, STEP, StagedFragments, a_lane, b_lane, padded};
 
 /// Rows of most accumulators: keys, or queries where [`Outputs::Dq`](super::Outputs::Dq) is computed.
@@ -42,9 +43,8 @@ pub(super) struct Warp<'k, 'c, E> {
 /// Rounded scores by owned rows: in registers, in shared memory, or in both.
 struct Exchanged<'k, E> {
     words: Vec<AVars<'k, E>>,
-    tile: Option<HeadTile<'k, E>>,
-    /// Where the lane's first pair goes, and its operands of owned rows.
-    place: Option<(SharedPtr<'k, E>, Fragments<'k, E>)>,
+    /// The tile, where the lane's first pair goes, and its operands of owned rows.
+    shared: Option<(HeadTile<'k, E>, SharedPtr<'k, E>, Fragments<'k, E>)>,
 }
 
 /// The warp's part of a tile's dQ.
@@ -94,32 +94,31 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             });
             Exchanged {
                 words: blocks.clone().filter(|_| in_registers).map(words).collect(),
-                tile,
-                place: tile.map(|tile| {
+                shared: tile.map(|tile| {
                     let rows = tile.staged_fragments(first_owned + a_row, a_col).at(zero);
-                    (tile.place(lane_owned, lane_walked), rows)
+                    (tile, tile.place(lane_owned, lane_walked), rows)
                 }),
             }
         };
         let shared = tiling.shares_columns();
         let p = exchanged("p", outputs.owns_keys() && !shared, outputs.owns_keys() && shared);
         let ds = exchanged("ds", !shared, shared || outputs.adds_dq());
-        let dq = ds.tile.filter(|_| outputs.adds_dq()).map(|ds_tile| {
-            let (row_warp, column_warp) = (warp / tiling.dq_warps[1], warp % tiling.dq_warps[1]);
-            let first_row = row_warp * (STEP * tiling.dq_row_blocks());
-            let keys = owned[0].shared_columns((a_row, a_col), (column_warp, tiling.dq_warps[1]));
+        let dq = ds.shared.as_ref().filter(|_| outputs.adds_dq()).map(|(ds_tile, ..)| {
+            let (row_warp, column_warp) = (warp / tiling.dq.warps[1], warp % tiling.dq.warps[1]);
+            let first_row = row_warp * (STEP * tiling.dq.row_blocks());
+            let keys = owned[0].shared_columns((a_row, a_col), (column_warp, tiling.dq.warps[1]));
+            let sums = |m| RowTile::new(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq.steps()));
             Dq {
                 ds: ds_tile.shared_columns((b_row, first_row + b_col), (zero, 1)).at(zero),
                 keys: keys.at(zero),
-                sums: (0..tiling.dq_blocks_at_once())
-                    .map(|m| RowTile::new(k.acc_unwritten(&format!("dq{m}"), 2 * tiling.dq_steps())))
-                    .collect(),
-                first: warp * tiling.dq_elements_per_warp() + k.lane(),
+                sums: (0..tiling.dq_blocks_at_once()).map(sums).collect(),
+                first: warp * (4 * 32 * tiling.dq.accumulators()) + k.lane(),
             }
         });
         let both = [0, 1];
         let [columns, columns_v] = [tiling.columns, tiling.columns_v].map(|columns| columns / levers.warps);
         let numbers = blocks.clone().filter(|_| !outputs.owns_keys()).flat_map(|_| both);
+        let number = |_| ["row_lse", "row_delta"].map(|name| k.var_unwritten(name));
         Warp {
             k,
             context,
@@ -139,9 +138,7 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             p,
             ds,
             dq,
-            numbers: numbers
-                .map(|_| ["row_lse", "row_delta"].map(|name| k.var_unwritten(name)))
-                .collect(),
+            numbers: numbers.map(number).collect(),
         }
     }
 
@@ -160,35 +157,29 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     /// Products of the owned rows with the walked ones.
     #[track_caller]
     pub(super) fn scores(&self, stage: Val<'k, u32>) {
-        self.k.verb(self.context.outputs.products()[0], || {
-            self.products(&self.scores, 0, stage, self.context.shape.head_dim)
-        });
+        self.products(&self.scores, 0, stage);
     }
 
     /// The same of the other two tensors.
     #[track_caller]
     pub(super) fn dp(&self, stage: Val<'k, u32>) {
-        self.k.verb(self.context.outputs.products()[1], || {
-            self.products(&self.dp, 1, stage, self.context.shape.head_dim_v)
-        });
+        self.products(&self.dp, 1, stage);
     }
 
     #[track_caller]
-    fn products(&self, to: &[RowTile<'k, Owned>], which: usize, stage: Val<'k, u32>, head_dim: u32) {
-        let (owned, walked) = (&self.owned[which], self.walked_rows[which].at(stage));
-        to.iter().for_each(|tile| tile.zero());
-        for column in (0..padded(head_dim)).step_by(STEP as usize) {
-            let owned: Vec<_> = (0..to.len())
-                .map(|m| owned.a(self.k, STEP * m as u32, column))
-                .collect();
-            for rows in 0..self.context.tiling.walked_rows / STEP {
-                let [left, right] = walked.b_rows(self.k, STEP * rows, column);
-                for (tile, &owned) in to.iter().zip(&owned) {
-                    self.k.mma(tile.0, 2 * rows, owned, left);
-                    self.k.mma(tile.0, 2 * rows + 1, owned, right);
+    fn products(&self, to: &[RowTile<'k, Owned>], which: usize, stage: Val<'k, u32>) {
+        let (k, context) = (self.k, self.context);
+        k.verb(context.outputs.products()[which], || {
+            let (owned, walked) = (&self.owned[which], self.walked_rows[which].at(stage));
+            to.iter().for_each(|tile| tile.zero());
+            for column in (0..padded(context.head_dims()[which])).step_by(STEP as usize) {
+                let owned: Vec<_> = (0..to.len() as u32).map(|m| owned.a(k, STEP * m, column)).collect();
+                for rows in 0..context.tiling.walked_rows / STEP {
+                    let columns = walked.b_rows(k, STEP * rows, column);
+                    multiply(k, to, rows, &owned, columns);
                 }
             }
-        }
+        });
     }
 
     /// P and dS, rounded. `masked` is the first walked row where some rows may not see each other.
@@ -205,15 +196,12 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
                 };
                 (0..2 * self.scores.len() as u32).map(of).collect()
             });
-            let numbers = context
-                .numbers
-                .map(|tile| tile.at_stage(numbers_at, 0, self.lane_walked));
+            let at_stage = |tile: SharedTile<'k, f32>| tile.at_stage(numbers_at, 0, self.lane_walked);
+            let numbers = context.numbers.map(at_stage);
             for tile in 0..context.tiling.walked_rows / ACC_COLS {
                 let column = ACC_COLS * tile;
-                let of_walked = context
-                    .outputs
-                    .owns_keys()
-                    .then(|| numbers.map(|at| at.plus(column as i32).load_words(2, Cache::Default)));
+                let load = || numbers.map(|at| at.plus(column as i32).load_words(2, Cache::Default));
+                let of_walked = context.outputs.owns_keys().then(load);
                 for m in 0..self.scores.len() {
                     for half in 0..2 {
                         let (scores, dp) = (self.scores[m].pair(tile, half), self.dp[m].pair(tile, half));
@@ -259,18 +247,12 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
     #[track_caller]
     fn add(&self, which: usize, factors: &Exchanged<'k, E>, stage: Val<'k, u32>) {
         let (levers, walked) = (self.context.levers, self.walked_columns[which].at(stage));
-        let (sums, shared_by) = (&self.sums[which], levers.warps);
-        match &factors.place {
-            Some((_, rows)) if factors.words.is_empty() => {
-                let factor = |step, m| rows.a(self.k, STEP * m, STEP * step);
-                self.accumulate(sums, levers.rows / STEP, factor, &walked, shared_by);
-            }
-            _ => {
-                let factor = |step: u32, m: u32| factors.words[m as usize].operands()[step as usize];
-                let steps = self.context.tiling.walked_rows / STEP;
-                self.accumulate(sums, steps, factor, &walked, shared_by);
-            }
-        }
+        // Where registers hold them, a warp has all rows of the walked tile.
+        let factor = |step: u32, m: u32| match &factors.shared {
+            Some((.., rows)) if factors.words.is_empty() => rows.a(self.k, STEP * m, STEP * step),
+            _ => factors.words[m as usize].operands()[step as usize],
+        };
+        self.accumulate(&self.sums[which], levers.rows / STEP, factor, &walked, levers.warps);
     }
 
     /// Adds the product of factors, by step and block of rows, with rows of a tile, of whose columns the warp has one
@@ -287,11 +269,8 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         for step in 0..steps {
             let factors: Vec<_> = (0..to.len()).map(|m| factor(step, m as u32)).collect();
             for column in 0..to[0].tiles() / 2 {
-                let [left, right] = from.b_cols(self.k, STEP * step, STEP * shared_by * column);
-                for (sum, &factor) in to.iter().zip(&factors) {
-                    self.k.mma(sum.0, 2 * column, factor, left);
-                    self.k.mma(sum.0, 2 * column + 1, factor, right);
-                }
+                let columns = from.b_cols(self.k, STEP * step, STEP * shared_by * column);
+                multiply(self.k, to, column, &factors, columns);
             }
         }
     }
@@ -302,22 +281,17 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
         let Some(dq) = &self.dq else { return };
         let (k, tiling) = (self.k, self.context.tiling);
         k.verb("dQ += dS*K", || {
-            for first in (0..tiling.dq_row_blocks()).step_by(dq.sums.len()) {
+            for first in (0..tiling.dq.row_blocks()).step_by(dq.sums.len()) {
                 if first > 0 {
                     k.scheduling_fence();
                 }
                 dq.sums.iter().for_each(|tile| tile.zero());
                 let factor = |step, m| dq.ds.a_transposed(k, STEP * step, STEP * (first + m));
-                self.accumulate(
-                    &dq.sums,
-                    self.context.levers.cols / STEP,
-                    factor,
-                    &dq.keys,
-                    tiling.dq_warps[1],
-                );
+                let steps = self.context.levers.cols / STEP;
+                self.accumulate(&dq.sums, steps, factor, &dq.keys, tiling.dq.warps[1]);
                 let mut at = sums.offset(dq.first);
                 if first > 0 {
-                    at = at.plus((first * tiling.dq_steps() * STEP * STEP) as i32);
+                    at = at.plus((first * tiling.dq.steps() * STEP * STEP) as i32);
                 }
                 for tile in &dq.sums {
                     for register in 0..4 * tile.tiles() {
@@ -342,16 +316,14 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             }
         };
         for (i, tile) in owned.iter().enumerate().take(written.len()) {
+            let scaled = |value: Var<'k, f32>| if i == 0 { value * scale } else { value.get() };
             let column = column_warp.fma(STEP, lane_column(k));
             let place = tile.place(lane_owned, column);
             for (m, sum) in self.sums[i].iter().enumerate() {
                 for acc in 0..sum.tiles() {
                     let at = tile.across(place, STEP * context.levers.warps * (acc / 2) + ACC_COLS * (acc % 2));
                     for half in 0..2 {
-                        let pair = sum.pair(acc, half).map(|value| match i {
-                            0 => value * scale,
-                            _ => value.get(),
-                        });
+                        let pair = sum.pair(acc, half).map(scaled);
                         let at = tile.tile.down(at, 16 * m as u32 + 8 * half as u32);
                         at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                     }
@@ -359,14 +331,12 @@ impl<'k, 'c, E: MmaElement> Warp<'k, 'c, E> {
             }
         }
         k.barrier();
+        let (first, owns_keys) = (context.params.first, context.outputs.owns_keys());
+        let first = if owns_keys { first.k } else { first.q };
         for (i, (tile, tensor)) in owned.iter().zip(written).enumerate() {
-            let tensor = tensor.starting_at(if context.outputs.owns_keys() {
-                context.params.first.k
-            } else {
-                context.params.first.q
-            });
+            let tensor = tensor.starting_at(first);
             let head = tensor.head(context.batch, context.head);
-            let head_dim = [context.shape.head_dim, context.shape.head_dim_v][i];
+            let head_dim = context.head_dims()[i];
             tile.chunks(k).for_each(|row, column, place| {
                 let row = context.first + row;
                 let exists = row.lt(context.owned_len) & column.lt(head_dim);
@@ -386,11 +356,10 @@ impl<'k, E: MmaElement> Exchanged<'k, E> {
         if let Some(words) = self.words.get(m) {
             words.word(2 * tile + half as u32).set(word);
         }
-        if let (Some(to), Some((place, _))) = (self.tile, &self.place) {
+        if let Some((to, place, _)) = &self.shared {
             let at = to.across(*place, ACC_COLS * tile);
-            to.tile
-                .down(at, 16 * m as u32 + 8 * half as u32)
-                .store_words(&[word], Cache::Default);
+            let at = to.tile.down(at, 16 * m as u32 + 8 * half as u32);
+            at.store_words(&[word], Cache::Default);
         }
     }
 }

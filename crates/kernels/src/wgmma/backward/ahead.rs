@@ -9,9 +9,7 @@
 //! [ticket](super::scheduler::take_ticket). A block waits only for blocks with smaller tickets, which have started, and
 //! for what these do before they wait for any other. So blocks cannot deadlock.
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var, Widen};
+use flashcore_ir::{GlobalPtr, KernelBuilder, Val, Var};
 use flashcore_problem::Problem;
 
 use super::kernel::Context;
@@ -21,6 +19,7 @@ use crate::args::Args;
 use crate::attention::divisor::ParamDivisor;
 use crate::attention::gradients::{Backward, PADDING, declare_array, tile_of};
 use crate::attention::preprocess::{self, CHUNK, RowInputs};
+use crate::attention::softmax::SixteenBits;
 use crate::wgmma::barriers::PREPARED;
 use crate::wgmma::{ALIGNMENT, Config};
 
@@ -63,7 +62,7 @@ pub(super) fn heads_ahead(tiles: usize, heads_at_once: u32, sms: u32, all_heads:
 
 /// What a thread of the last warpgroup has loaded: its columns of O and dO of some rows, and the log-sum-exp of one
 /// row.
-pub(super) struct LoadedRows<'k, E: Widen> {
+pub(super) struct LoadedRows<'k, E: SixteenBits> {
     words: Vec<[Vec<Var<'k, E::Word>>; 2]>,
     lse: Var<'k, f32>,
     is_last: Val<'k, bool>,
@@ -72,7 +71,7 @@ pub(super) struct LoadedRows<'k, E: Widen> {
     first: Val<'k, u32>,
 }
 
-impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
+impl<'k, E: SixteenBits> LoadedRows<'k, E> {
     fn declare(k: &'k KernelBuilder, context: &Context<'k, '_, E>) -> Option<Self> {
         context.ahead.as_ref()?;
         let lanes = preprocess::row_threads(context.shape);
@@ -100,7 +99,7 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> LoadedRows<'k, E> {
     }
 }
 
-impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
+impl<'k, E: SixteenBits> Ahead<'k, E> {
     pub(super) fn declare(k: &'k Args<'k, Backward>, levers: Config, width: u32) -> Self {
         Ahead {
             rows: RowInputs::declare(k, "dout_rows", ALIGNMENT),
@@ -134,7 +133,7 @@ impl<'k, E: MmaElement + Widen> Ahead<'k, E> {
     }
 }
 
-impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
+impl<'k, E: SixteenBits> Context<'k, '_, E> {
     /// Calls `body` with the head that this block prepares rows of, if there is one.
     #[track_caller]
     fn if_prepares(&self, tile: &Tile<'k>, body: impl FnOnce(&Ahead<'k, E>, Val<'k, u32>)) {
@@ -192,13 +191,11 @@ impl<'k, E: MmaElement + WgmmaElement + Widen> Context<'k, '_, E> {
                     let (low, high) = sums.split_at(sums.len() / 2);
                     let mask = low.len() as u32;
                     let is_high = (lane & mask).ne(0);
-                    let halves = low.iter().zip(high);
-                    sums = halves
-                        .map(|(&low, &high)| {
-                            let given: Val<'k, f32> = is_high.select(low, high);
-                            is_high.select(high, low) + given.shfl_bfly(mask)
-                        })
-                        .collect();
+                    let exchanged = |(&low, &high)| {
+                        let given: Val<'k, f32> = is_high.select(low, high);
+                        is_high.select(high, low) + given.shfl_bfly(mask)
+                    };
+                    sums = low.iter().zip(high).map(exchanged).collect();
                 }
                 let row = first_row + loaded.own_row();
                 let is_row = row.lt(self.params.seq_len_q);

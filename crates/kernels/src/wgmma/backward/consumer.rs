@@ -2,9 +2,9 @@
 //!
 //! Rows of accumulators are keys, but for dQ, where they are queries.
 
-use flashcore_ir::fragment::{AVars, MmaElement};
+use flashcore_ir::fragment::AVars;
 use flashcore_ir::pipeline::Consumer;
-use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
+use flashcore_ir::wgmma::WgmmaOperand;
 use flashcore_ir::{Cache, KernelBuilder, SharedTile, Val, Var};
 
 use super::kernel::{Context, MainLoop, Outputs};
@@ -13,8 +13,10 @@ use super::{SLAB_COLS, WGMMA_M};
 use crate::attention::gradients::{probability, score_gradient};
 use crate::attention::mask::mask_scores;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile, lane_column, lane_row};
+use crate::attention::softmax::SixteenBits;
 use crate::wgmma::PRODUCER_WARPS;
 use crate::wgmma::barriers::CONSUMERS;
+use crate::wgmma::consumer::product;
 use crate::wgmma::tiles::load_operand;
 
 pub(super) struct Warpgroup<'k, 'c, E> {
@@ -53,7 +55,7 @@ pub(super) struct Warpgroup<'k, 'c, E> {
     ds: AVars<'k, E>,
 }
 
-impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
+impl<'k, 'c, E: SixteenBits> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn new(k: &'k KernelBuilder, context: &'c Context<'k, 'c, E>, outputs: Outputs) -> Self {
         let (rows, partition, shape) = (context.levers.rows, context.partition, context.shape);
@@ -127,7 +129,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn start_scores(&self) {
         self.q.wait();
-        self.product("S = K*Q", || {
+        product(self.k, "S = K*Q", || {
             let q = self.context.q.tile.k_major().stage(self.q.stage());
             let (cols, slabs) = (self.context.partition.dq_part_cols, self.context.partition.dq_col_parts);
             // Slab by slab of K.
@@ -147,7 +149,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
     #[track_caller]
     pub(super) fn start_dp(&self) {
         self.dout.wait();
-        self.product("dP = V*dO", || {
+        product(self.k, "dP = V*dO", || {
             let dout = self.context.dout.tile.k_major().stage(self.dout.stage());
             let dout = dout.steps_of(0..self.v_rows.steps());
             match self.v.steps() {
@@ -159,7 +161,7 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     #[track_caller]
     pub(super) fn start_dv(&self) {
-        self.product("dV += P*dO", || {
+        product(self.k, "dV += P*dO", || {
             let dout = self.context.dout.tile.mn_major().stage(self.dout.stage());
             self.k.wgmma_rs(self.dv.0, &self.p.operands(), dout, true);
         });
@@ -167,11 +169,14 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     #[track_caller]
     pub(super) fn start_dq(&self, ds_stage: Val<'k, u32>, other_ds_stage: Option<Val<'k, u32>>) {
-        self.product("dQ = dS*K", || {
+        product(self.k, "dQ = dS*K", || {
             self.k
                 .wgmma_ss(self.dq.0, self.ds_rows.stage(ds_stage), self.k_columns, false);
             if let (MainLoop::Exchange(exchange), Some(stage)) = (&self.context.main_loop, other_ds_stage) {
-                let (ds, keys) = exchange.operands(stage, self.warp / 4);
+                // dS and K of the other block, in the columns of this warpgroup.
+                let warpgroup = self.warp / 4;
+                let ds = exchange.ds_tile.mn_major().slabs(0, 1).stage(stage);
+                let keys = exchange.other_keys.tile.mn_major().slabs(warpgroup, 1);
                 self.k.wgmma_ss(self.dq.0, ds, keys, true);
             }
         });
@@ -179,21 +184,12 @@ impl<'k, 'c, E: MmaElement + WgmmaElement> Warpgroup<'k, 'c, E> {
 
     #[track_caller]
     pub(super) fn start_dk(&self, ds_stage: Val<'k, u32>) {
-        self.product("dK += dS*Q", || {
+        product(self.k, "dK += dS*Q", || {
             let q = self.context.q.tile.mn_major().stage(self.q.stage());
             match self.ds.steps() {
                 0 => self.k.wgmma_ss(self.dk.0, self.ds_keys.stage(ds_stage), q, true),
                 _ => self.k.wgmma_rs(self.dk.0, &self.ds.operands(), q, true),
             }
-        });
-    }
-
-    #[track_caller]
-    fn product(&self, verb: &'static str, start: impl FnOnce()) {
-        self.k.verb(verb, || {
-            self.k.wgmma_fence();
-            start();
-            self.k.wgmma_commit();
         });
     }
 

@@ -13,10 +13,8 @@
 //! additions have arrived. Where consumer threads add their registers, such a warp does both for them. So no consumer
 //! waits for the L2 cache.
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
 use flashcore_ir::mbarrier::MBarriers;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 
 use super::consumer::Warpgroup;
@@ -24,6 +22,7 @@ use super::kernel::{Context, MainLoop};
 use super::scheduler::Tile;
 use super::{ACC_ELEMENTS, Partition};
 use crate::attention::gradients::DqSemaphore;
+use crate::attention::softmax::SixteenBits;
 use crate::wgmma::Config;
 
 /// Stages of dQ in shared memory. Each has its warp, which stores them.
@@ -93,7 +92,7 @@ pub(super) fn stage_and_phase<'k>(tiles: Val<'k, u32>, stages: u32) -> (Val<'k, 
     (tiles % stages, tiles / stages % 2)
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+impl<'k, E: SixteenBits> Context<'k, '_, E> {
     /// The words of Q tiles, if blocks add in any order and the first one at a Q tile stores its part.
     pub(super) fn in_any_order(&self) -> Option<DqSemaphore<'k>> {
         self.semaphore.filter(|_| !self.ordered)
@@ -128,7 +127,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                             self.wait_for_semaphore(tile, dq_tile, m_block);
                             acquired.at(stage).arrive();
                             added.at(stage).wait(phase);
-                            self.release_semaphore(tile, dq_tile);
+                            self.release("release_semaphore", dq_tile, || tile.index + 1);
                         }
                     }
                 }
@@ -152,19 +151,18 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         k.verb("store_dq", || {
             let to = self.dq_sums.offset_strided(dq_tile, elements);
             let from = from.at_stage(stage, 0, 0);
-            k.if_else(
-                first.divergent(),
-                || k.bulk_store(to, from, 4 * elements),
-                || k.bulk_add(to, from, 4 * elements),
-            );
+            let store = || k.bulk_store(to, from, 4 * elements);
+            let add = || k.bulk_add(to, from, 4 * elements);
+            k.if_else(first.divergent(), store, add);
             k.bulk_commit();
             k.bulk_wait_read(0);
         });
         free.at(stage).arrive();
         if self.ordered {
-            self.release_semaphore(tile, dq_tile)
+            self.release("release_semaphore", dq_tile, || tile.index + 1)
         } else {
-            k.if_(first.divergent(), || self.let_others_add(dq_tile))
+            let let_others_add = || self.release("let_others_add", dq_tile, || k.constant(STORED));
+            k.if_(first.divergent(), let_others_add)
         }
     }
 
@@ -200,23 +198,6 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         state.get().eq(0)
     }
 
-    /// Lets other blocks add to the tile, once what this block has stored is visible to them.
-    #[track_caller]
-    fn let_others_add(&self, dq_tile: Val<'k, u32>) {
-        let Some(semaphore) = self.semaphore else { return };
-        let k = dq_tile.builder();
-        k.verb("let_others_add", || {
-            k.bulk_wait(0);
-            self.word(semaphore, dq_tile).store_release(STORED);
-        });
-    }
-
-    /// If dQ is added in order: whether this block is the first at a tile of dQ, and stores its part.
-    #[track_caller]
-    fn is_first(&self, tile: &Tile<'k>, m_block: Val<'k, i32>) -> Option<Val<'k, bool>> {
-        self.ordered.then(|| m_block.lt(tile.next_first))
-    }
-
     /// If dQ is added in order: waits until the block of the next tile of keys has added, which precedes this one.
     #[track_caller]
     fn wait_for_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>, m_block: Val<'k, i32>) {
@@ -233,16 +214,17 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         });
     }
 
-    /// Lets the block of the previous tile of keys add, once what this block has added is visible to it.
+    /// Sets the word of a tile of dQ, once what this block has stored or added is visible to others: lets the block of
+    /// the previous tile of keys add, or all.
     #[track_caller]
-    fn release_semaphore(&self, tile: &Tile<'k>, dq_tile: Val<'k, u32>) {
+    fn release(&self, verb: &'static str, dq_tile: Val<'k, u32>, word: impl FnOnce() -> Val<'k, u32>) {
         let Some(semaphore) = self.semaphore else { return };
         let k = dq_tile.builder();
-        k.verb("release_semaphore", || {
+        k.verb(verb, || {
             if let MainLoop::Pingpong(_) = self.main_loop {
                 k.bulk_wait(0);
             }
-            self.word(semaphore, dq_tile).store_release(tile.index + 1);
+            self.word(semaphore, dq_tile).store_release(word());
         });
     }
 
@@ -260,7 +242,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
     }
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
     /// Writes this warp's part of dQ of a Q tile to its stage in shared memory, once that is free.
     #[track_caller]
     pub(super) fn write_dq(&self, dq: &DqPipeline<'k>, number: Val<'k, u32>) {
@@ -319,9 +301,11 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             let places = || (0..self.dq.tiles()).map(|i| (i, place.plus((ACC_ELEMENTS * i) as i32)));
             let add = || places().for_each(|(i, to)| to.add_four(&self.dq.four(i)));
             let store = || places().for_each(|(i, to)| to.store_words(&self.dq.four(i), Cache::Default));
-            match context.is_first(tile, m_block) {
-                None => add(),
-                Some(first) => k.if_else(first.uniform(), store, add),
+            if context.ordered {
+                // The first block at a tile of dQ stores its part.
+                k.if_else(m_block.lt(tile.next_first).uniform(), store, add)
+            } else {
+                add()
             }
         });
     }

@@ -1,8 +1,6 @@
 //! The end of a tile of keys: dK and dV go to their tensors, or, where blocks share the tile, are added to f32 sums.
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::wgmma::WgmmaElement;
-use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val};
+use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val, Var};
 
 use super::ACC_ELEMENTS;
 use super::consumer::Warpgroup;
@@ -11,9 +9,13 @@ use super::scheduler::Tile;
 use super::split::Split;
 use crate::attention::gradients::head_row;
 use crate::attention::row_tile::{ACC_COLS, Keys, RowTile};
+use crate::attention::softmax::SixteenBits;
 use crate::attention::tensor_rows::TensorRows;
 
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+/// A tile in shared memory, and one of its stages.
+type Stage<'k, E> = (SharedTile<'k, E>, Val<'k, u32>);
+
+impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
     /// Stores dK and dV of the tile through the shared memory of K and V, or adds them to the sums.
     pub(super) fn store_gradients(&self, tile: &Tile<'k>) {
         let [dk, dv] = match &self.context.gradients {
@@ -23,7 +25,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         // Until no product reads K any more.
         self.sync_consumers();
         if self.outputs != Outputs::Dv {
-            self.store_dk(tile, dk, self.context.keys.tile, self.k.constant(0));
+            self.store_dk(tile, dk, (self.context.keys.tile, self.k.constant(0)));
         }
         if self.outputs != Outputs::Dk {
             self.store_dv(tile, dv);
@@ -39,22 +41,16 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
 
     /// Stores dK through a stage of a tile that nothing reads any more.
     #[track_caller]
-    pub(super) fn store_dk(
-        &self,
-        tile: &Tile<'k>,
-        rows: &TensorRows<'k>,
-        through: SharedTile<'k, E>,
-        stage: Val<'k, u32>,
-    ) {
+    pub(super) fn store_dk(&self, tile: &Tile<'k>, rows: &TensorRows<'k>, through: Stage<'k, E>) {
         let scale = Some(self.context.softmax_scale);
-        self.store_sum(tile, &self.dk, scale, rows, through, stage);
+        self.store_sum(tile, &self.dk, scale, rows, through);
     }
 
     /// Stores dV through the shared memory of V. A warpgroup needs no barrier for that: it alone reads its rows of V.
     #[track_caller]
     pub(super) fn store_dv(&self, tile: &Tile<'k>, rows: &TensorRows<'k>) {
-        let stage = self.k.constant(0);
-        self.store_sum(tile, &self.dv, None, rows, self.context.values.tile, stage);
+        let through = (self.context.values.tile, self.k.constant(0));
+        self.store_sum(tile, &self.dv, None, rows, through);
     }
 
     #[track_caller]
@@ -64,10 +60,10 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         sum: &RowTile<'k, Keys>,
         scale: Option<Val<'k, f32>>,
         rows: &TensorRows<'k>,
-        through: SharedTile<'k, E>,
-        stage: Val<'k, u32>,
+        (through, stage): Stage<'k, E>,
     ) {
         let k = self.k;
+        let scaled = |value: Var<'k, f32>| scale.map_or_else(|| value.get(), |scale| value * scale);
         for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
             let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
             // The tensor map cuts off columns past head_dim.
@@ -75,10 +71,7 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
             for column in (0..columns).step_by(ACC_COLS as usize) {
                 let at = through.across(place, column);
                 for half in 0..2 {
-                    let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
-                        Some(scale) => value * scale,
-                        None => value.get(),
-                    });
+                    let pair = sum.pair((first + column) / ACC_COLS, half).map(scaled);
                     let at = through.down(at, 8 * half as u32);
                     at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }

@@ -15,20 +15,20 @@
 //! dQ of `dv` and dP of `dk` are in flight from one step to the next, so the last step is outside of the loop: with a
 //! branch in its place ptxas 13.0 serialises the products (`docs/hardware-notes.md`).
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
-use flashcore_ir::wgmma::{WgmmaElement, WgmmaOperand};
 use flashcore_ir::{Cache, KernelBuilder, SharedPtr, SharedTile, TileShape, Val, Var};
 
 use super::consumer::Warpgroup;
 use super::dq::{DqOrder, declare_mbarriers, stage_and_phase};
-use super::kernel::{Operand, Outputs};
+use super::kernel::Outputs;
 use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Partition, SLAB_COLS, dout_stages};
+use crate::attention::softmax::SixteenBits;
 use crate::attention::tensor_rows::TensorRows;
 use crate::wgmma::Config;
 use crate::wgmma::barriers::{DS_FULL, P_FULL};
 use crate::wgmma::consumer::release_and_advance;
+use crate::wgmma::maps::Operand;
 use crate::wgmma::tiles::slabs;
 
 /// The shared memory of a block for what comes from the other block of its cluster, and for P.
@@ -39,13 +39,13 @@ pub(super) struct Exchange<'k, E> {
     /// P in f32, from each thread of `dv` for the thread of `dk` with the same elements of dP.
     p_tile: SharedTile<'k, f32>,
     /// dS of the other block. A stage is full when this block's dS has been written, too.
-    ds_tile: SharedTile<'k, E>,
+    pub(super) ds_tile: SharedTile<'k, E>,
     full: MBarriers<'k>,
     /// If dQ is added in order.
     pub(super) dq_order: Option<DqOrder<'k>>,
 }
 
-impl<'k, E: WgmmaElement> Exchange<'k, E> {
+impl<'k, E: SixteenBits> Exchange<'k, E> {
     pub(super) fn declare(
         k: &'k KernelBuilder,
         levers: &Config,
@@ -61,12 +61,9 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
         // Mbarriers between two tiles take 1,024 B, as the next tile is aligned: too much with three stages of dS. So
         // they come first there, and last at 256 columns, where they fit.
         let first = (stages > DS_STAGES).then(pipeline);
+        let other_keys = k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns));
         Exchange {
-            other_keys: Operand {
-                tile: k.shared_tile("other_k_tile", slabs::<E>(levers.cols, columns)),
-                rows: k_rows,
-                pipeline: first.unwrap_or_else(pipeline),
-            },
+            other_keys: Operand::new(other_keys, k_rows, first.unwrap_or_else(pipeline)),
             ds_tile: k.shared_tile("other_ds_tile", slabs::<E>(levers.cols, levers.rows).stages(stages)),
             p_tile: k.shared_tile("p_tile", TileShape::new(levers.rows / 8, 4 * 128)),
             full,
@@ -90,20 +87,9 @@ impl<'k, E: WgmmaElement> Exchange<'k, E> {
             stages => [own, number % stages],
         }
     }
-
-    /// dS and K of the other block, in the columns of a warpgroup: operands of dQ.
-    #[track_caller]
-    pub(super) fn operands(
-        &self,
-        stage: Val<'k, u32>,
-        warpgroup: Val<'k, u32>,
-    ) -> (WgmmaOperand<'k, E>, WgmmaOperand<'k, E>) {
-        let ds = self.ds_tile.mn_major().slabs(0, 1).stage(stage);
-        (ds, self.other_keys.tile.mn_major().slabs(warpgroup, 1))
-    }
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
     /// The main loop over the Q tiles of a head, of which there is at least one.
     pub(super) fn head_in_exchange(&self, exchange: &Exchange<'k, E>, tile: &Tile<'k>, head: &QueryHead<'k>) {
         let k = self.k;

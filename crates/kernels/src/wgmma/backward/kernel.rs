@@ -9,9 +9,6 @@
 //! Above, dK and dV of 64 keys do not fit into the registers of one warpgroup: one computes P and dV, the other dS and
 //! dK, and two blocks of a cluster [exchange dS](super::exchange).
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::pipeline::Pipeline;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, Role, SharedTile, TileShape, Val};
 use flashcore_problem::Name;
 
@@ -27,17 +24,12 @@ use crate::attention::gradients::{Backward, DqSemaphore, Statistics, declare_sof
 use crate::attention::params::{RowParams, Shape};
 use crate::attention::query_rows::Packing;
 use crate::attention::row_tile::QUAD;
+use crate::attention::softmax::SixteenBits;
 use crate::attention::tensor_rows::{RowsOf, TensorRows};
+use crate::wgmma::kernel::end_cluster;
+use crate::wgmma::maps::Operand;
 use crate::wgmma::tiles::slabs;
 use crate::wgmma::{Config, PRODUCER_WARPS, maps};
-
-/// A tensor whose rows are copied to shared memory, and the pipeline of its stages there.
-#[derive(Clone, Copy)]
-pub(super) struct Operand<'k, E> {
-    pub(super) tile: SharedTile<'k, E>,
-    pub(super) rows: TensorRows<'k>,
-    pub(super) pipeline: Pipeline<'k>,
-}
 
 /// The two main loops, and what each needs in shared memory.
 pub(super) enum MainLoop<'k, E> {
@@ -80,12 +72,7 @@ pub(super) struct Context<'k, 'p, E> {
     pub(super) ahead: Option<Ahead<'k, E>>,
 }
 
-pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
-    k: &'k Args<'k, Backward>,
-    levers: &Config,
-    shape: &Shape,
-    variant: Variant,
-) {
+pub(super) fn body<'k, E: SixteenBits>(k: &'k Args<'k, Backward>, levers: &Config, shape: &Shape, variant: Variant) {
     let (ordered, ahead) = (variant == Variant::Ordered, variant == Variant::Ahead);
     k.min_blocks_per_sm(1);
     let (rows, cols, stages, cluster) = (levers.rows, levers.cols, levers.stages, levers.cluster);
@@ -114,16 +101,12 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
     ];
     let [q, keys, values, dout] = operands.map(|(tensor, tile, of, blocks)| {
         // The statistics that come with Q and dO are read by loads, each of them by all quads of a warp.
-        let pipeline = k
-            .pipeline(tensor.as_str(), tile.stages(), consumers)
-            .released_by_lanes(QUAD);
-        Operand {
-            tile,
-            rows: maps::declare(k, tensor, tile, tile.rows() / blocks, of),
-            pipeline: match blocks {
-                1 => pipeline,
-                _ => pipeline.across_cluster(),
-            },
+        let pipeline = k.pipeline(tensor.as_str(), tile.stages(), consumers);
+        let pipeline = pipeline.released_by_lanes(QUAD);
+        let rows = maps::declare(k, tensor, tile, tile.rows() / blocks, of, |_| None);
+        match blocks {
+            1 => Operand::new(tile, rows, pipeline),
+            _ => Operand::new(tile, rows, pipeline.across_cluster()),
         }
     });
     let main_loop = if partition.exchanges_ds {
@@ -134,20 +117,20 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
     // Each warp stores its 16 rows.
     let gradients = match variant {
         Variant::Split => Gradients::Added(Split::declare(k)),
-        _ => Gradients::Stored(
-            [(Name::Dk, k_tile), (Name::Dv, v_tile)].map(|(tensor, tile)| maps::declare(k, tensor, tile, 16, key_rows)),
-        ),
+        _ => {
+            let to = |tensor, tile| maps::declare(k, tensor, tile, 16, key_rows, |_| None);
+            Gradients::Stored([to(Name::Dk, k_tile), to(Name::Dv, v_tile)])
+        }
     };
     let statistics = Statistics::declare(k, ahead);
     let dq_sums = dq_sums(k, true);
     let semaphore = first_stores(ordered, width).then(|| DqSemaphore::declare(k, true));
     let softmax_scale = declare_softmax_scale(k);
-    let at_once = k.number("heads_at_once", move |request| heads_at_once(&request.problem, width));
+    let heads_at_once = k.number("heads_at_once", move |request| heads_at_once(&request.problem, width));
     // Thread 0 initialises the mbarriers. Where blocks prepare rows ahead, another warp takes the ticket meanwhile.
     let thread = if ahead { 32 } else { 0 };
-    let ticket = semaphore
-        .filter(|_| ordered || ahead)
-        .map(|semaphore| take_ticket(k, semaphore, cluster, thread));
+    let taken_from = semaphore.filter(|_| ordered || ahead);
+    let ticket = taken_from.map(|semaphore| take_ticket(k, semaphore, cluster, thread));
     let context = &Context {
         levers,
         shape,
@@ -164,7 +147,7 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
         statistics,
         dq_sums,
         softmax_scale,
-        heads_at_once: at_once,
+        heads_at_once,
         ahead: ahead.then(|| Ahead::declare(k, *levers, width)),
         params: RowParams::declare(k, shape),
         semaphore,
@@ -188,11 +171,7 @@ pub(super) fn body<'k, E: MmaElement + WgmmaElement>(
         roles.push(role("consumer", consumers, Outputs::Both))
     }
     k.roles(roles);
-    if cluster > 1 {
-        // No block ends while another may still copy to its shared memory or arrive at its mbarriers.
-        k.cluster_arrive();
-        k.cluster_wait();
-    }
+    end_cluster(k, levers);
 }
 
 /// What a consumer warpgroup computes in addition to its part of dQ.
@@ -206,7 +185,7 @@ pub(super) enum Outputs {
     Dk,
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+impl<'k, E: SixteenBits> Context<'k, '_, E> {
     /// The sums of dK and dV, if several blocks share a tile.
     pub(super) fn split(&self) -> Option<&Split<'k>> {
         match &self.gradients {
@@ -230,11 +209,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                         self.store_prepared(k, tile, &ahead);
                         warpgroup.store_gradients(tile);
                     };
-                    k.if_else(
-                        has_q_tiles(),
-                        || warpgroup.tile_in_pingpong(pingpong, tile, &ahead),
-                        none,
-                    );
+                    let any = || warpgroup.tile_in_pingpong(pingpong, tile, &ahead);
+                    k.if_else(has_q_tiles(), any, none);
                 }
                 MainLoop::Exchange(exchange) => {
                     values.wait();

@@ -20,13 +20,13 @@ mod tests;
 
 use std::sync::LazyLock;
 
-use flashcore_ir::{BuildErrors, Chip, Target};
+use flashcore_ir::{Chip, Target};
 use flashcore_problem::{Name, Problem, QLengths};
 
 use self::ahead::{heads_ahead, prepares_ahead};
 use super::maps::check_repeated;
 use super::{ALIGNMENT, Config, FAMILY, NAME};
-use crate::args::{Built, build, layout_of};
+use crate::args::{build, layout_of};
 use crate::attention::gradients::{Backward, PADDING, Workspace};
 use crate::attention::params::{SIXTEEN_BITS, Shape, check_problem, grid};
 use crate::attention::preprocess;
@@ -61,21 +61,17 @@ const WIDTHS: [u32; 4] = [64, 128, 192, 256];
 const REMEDY: &str = "families mma and scalar do";
 
 /// The levers as the backward pass has them: K and V stay in shared memory, and there is no maximum to rescale to.
-/// Splits are blocks that share a tile of keys. Which values go together depends on the head size.
-static LEVERS: LazyLock<Levers> =
-    LazyLock::new(|| with_splits(|lever| lever.only(&[1, 2, 4, 8]).up_to(MAX_ITEM_SPLITS)));
-
-/// The levers of a deterministic pass: without shared tiles, whose dK and dV are added in any order.
-static DETERMINISTIC_LEVERS: LazyLock<Levers> = LazyLock::new(|| with_splits(|lever| lever.only(&[1])));
+/// Splits are blocks that share a tile of keys. Which values go together depends on the head size. Then those of a
+/// deterministic pass: without shared tiles, whose dK and dV are added in any order.
+static LEVERS: LazyLock<[Levers; 2]> = LazyLock::new(|| {
+    let shared = with_splits(|lever| lever.only(&[1, 2, 4, 8]).up_to(MAX_ITEM_SPLITS));
+    [shared, with_splits(|lever| lever.only(&[1]))]
+});
 
 type Levers = [Lever; super::config::LEVERS.len()];
 
 pub(super) fn levers(deterministic: bool) -> &'static [Lever] {
-    if deterministic {
-        &*DETERMINISTIC_LEVERS
-    } else {
-        &*LEVERS
-    }
+    &LEVERS[usize::from(deterministic)]
 }
 
 fn with_splits(splits: fn(Lever) -> Lever) -> Levers {
@@ -139,9 +135,8 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     let kv_heads = problem.batch() * problem.num_kv_heads();
     let tiles = key_tiles(problem, config);
     let at_once = heads_at_once(problem, width(&shape));
-    let ahead = (config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once))
-        .then(|| heads_ahead(tiles, at_once, chip.sms, kv_heads))
-        .flatten();
+    let may_prepare = config.splits == 1 && prepares_ahead(problem, config, width(&shape), at_once);
+    let ahead = heads_ahead(tiles, at_once, chip.sms, kv_heads).filter(|_| may_prepare);
     let dq_columns = Partition::new(config, &shape).dq_cols();
     let workspace = Workspace::new(NAME, problem, dq_columns)?.first_stores(first_stores);
     let (variant, workspace) = match ahead {
@@ -153,7 +148,9 @@ pub(super) fn plan(problem: &Problem, config: &Config, chip: Chip, kernels: &Ker
     // How many blocks share a tile is the launch's to say.
     let key = (Config { splits: 1, ..*config }, variant);
     let kernel = kernels.get_or_build(key, shape, |(config, variant), shape| {
-        main_kernel(&config, shape, variant)
+        let threads = 128 * (1 + Partition::new(&config, shape).warpgroups);
+        let name = named(&config, shape, variant.name());
+        build!(name, threads, sixteen_bits shape.dtype => kernel::body(k, &config, shape, variant))
     })?;
     let blocks = tiles * kv_heads * (config.cluster * config.splits) as usize;
     let request = Backward {
@@ -179,36 +176,30 @@ enum Variant {
     Split,
 }
 
-fn main_kernel(config: &Config, shape: &Shape, variant: Variant) -> Result<Built<Backward>, BuildErrors> {
-    let what = match variant {
-        Variant::Plain => "backward",
-        Variant::Ordered => "backward_ordered",
-        Variant::Ahead => "backward_ahead",
-        Variant::Split => "backward_split",
-    };
-    let name = named(config, shape, what);
-    let threads = 128 * (1 + Partition::new(config, shape).warpgroups);
-    build!(name, threads, sixteen_bits shape.dtype => kernel::body(k, config, shape, variant))
+impl Variant {
+    fn name(self) -> &'static str {
+        match self {
+            Variant::Plain => "backward",
+            Variant::Ordered => "backward_ordered",
+            Variant::Ahead => "backward_ahead",
+            Variant::Split => "backward_split",
+        }
+    }
 }
 
 fn named(config: &Config, shape: &Shape, what: &str) -> String {
     shape.kernel_name(&format!("{NAME}/{config}-{what}"))
 }
 
-/// The tensors of the main kernel, those that it reads and those that it writes.
-const TENSORS: [Name; 6] = [Name::Q, Name::K, Name::V, Name::Dout, Name::Dk, Name::Dv];
-
 /// Refuses problems that have no kernel.
 fn check_served(problem: &Problem, chip: Chip) -> Result<(), Refusal> {
     let target = chip.target;
     refuse!(target != Target::Sm90a => NAME, REMEDY, "the backward pass on {target}");
     refuse!(problem.softcap().is_some() => NAME, REMEDY, "the backward pass of scores with a soft cap");
-    for tensor in TENSORS {
-        check_repeated(
-            tensor.as_str(),
-            layout_of(problem, tensor)?,
-            "copy them, or use family mma",
-        )?;
+    // Those that the main kernel reads, and those that it writes.
+    for tensor in [Name::Q, Name::K, Name::V, Name::Dout, Name::Dk, Name::Dv] {
+        let layout = layout_of(problem, tensor)?;
+        check_repeated(tensor.as_str(), layout, "copy them, or use family mma")?;
     }
     Ok(())
 }

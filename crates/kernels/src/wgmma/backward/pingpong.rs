@@ -18,9 +18,7 @@
 //! ptxas serialises products unless at one place of the loop none is in flight, and each branch that starts products
 //! also waits for them.
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarriers;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, Val};
 
 use super::ahead::LoadedRows;
@@ -29,6 +27,7 @@ use super::dq::{DqPipeline, declare_mbarriers, stage_and_phase};
 use super::kernel::Gradients;
 use super::scheduler::{QueryHead, Tile};
 use super::{DS_STAGES, Partition};
+use crate::attention::softmax::SixteenBits;
 use crate::wgmma::Config;
 use crate::wgmma::consumer::release_and_advance;
 use crate::wgmma::warp_scheduler::WarpSchedulerBarrier;
@@ -51,7 +50,7 @@ impl<'k> Pingpong<'k> {
     }
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
+impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
     /// The main loop: dK and dV of the tile of keys, and its part of dQ, from the Q tiles of all heads, of which there
     /// is at least one.
     pub(super) fn tile_in_pingpong(&self, pingpong: &Pingpong<'k>, tile: &Tile<'k>, ahead: &Option<LoadedRows<'k, E>>) {
@@ -195,14 +194,14 @@ impl<'k, E: MmaElement + WgmmaElement> Warpgroup<'k, '_, E> {
         if through_q {
             // All warps have written dS of the last Q tile, and have completed dK of the one before, which read this
             // stage.
-            self.store_dk(tile, dk, q, self.q.stage());
+            self.store_dk(tile, dk, (q, self.q.stage()));
         }
         k.wgmma_wait(0);
         self.write_dq_of(pingpong, tiles - 1);
         commit_dq(tiles - 1);
         if !through_q {
             self.sync_consumers();
-            self.store_dk(tile, dk, context.keys.tile, k.constant(0));
+            self.store_dk(tile, dk, (context.keys.tile, k.constant(0)));
         }
         self.end_stores();
     }

@@ -6,8 +6,7 @@
 //! accumulator of 8 columns after the other, of an accumulator lane after lane, four registers each. A warpgroup has 64
 //! rows and its share of the columns; warpgroups, and blocks of a cluster, go along the columns first.
 
-use flashcore_ir::fragment::MmaElement;
-use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Widen};
+use flashcore_ir::{Cache, GlobalPtr, KernelBuilder, SharedTile, TileShape, Val};
 use flashcore_problem::Name;
 
 use super::{Partition, WGMMA_M, first_stores, named, width};
@@ -17,6 +16,7 @@ use crate::attention::gradients::{Backward, DqSemaphore, KeySums, declare_softma
 use crate::attention::lengths::TensorParam;
 use crate::attention::params::{RowParams, Shape, grid, key_blocks, query_blocks};
 use crate::attention::row_tile::ACC_COLS;
+use crate::attention::softmax::SixteenBits;
 use crate::step::{KernelCache, Step};
 use crate::wgmma::{ALIGNMENT, Config, NAME};
 
@@ -64,7 +64,7 @@ struct KeyGradients<'k, E> {
     dk_blocks: Val<'k, u32>,
 }
 
-impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
+impl<'k, E: SixteenBits> KeyGradients<'k, E> {
     fn declare(k: &'k Args<'k, Backward>, rows: u32) -> Self {
         KeyGradients {
             gradients: [Name::Dk, Name::Dv].map(|tensor| k.writes(tensor, ALIGNMENT)),
@@ -89,26 +89,19 @@ impl<'k, E: MmaElement + Widen> KeyGradients<'k, E> {
         let (params, first) = params.of_sequence(batch);
         let sums_row = head_row(self.sums.stride, [kv_heads, batch, head], first.k) + first_row;
         params.if_has_row(first_row, params.seq_len_kv, || {
-            let round = |which: usize, scale, head_dim| {
+            let round = |which: usize| {
                 let sums = [self.sums.dk, self.sums.dv][which].offset_strided(sums_row, width);
-                rounded.fill(sums, [width; 2], None, scale);
+                rounded.fill(sums, [width; 2], None, (which == 0).then_some(softmax_scale));
                 let gradient = self.gradients[which].starting_at(first.k);
+                let head_dim = [shape.head_dim, shape.head_dim_v][which];
                 rounded.store(gradient, [batch, head, first_row], params.seq_len_kv, head_dim);
             };
-            k.if_else(
-                is_dv.uniform(),
-                || round(1, None, shape.head_dim_v),
-                || round(0, Some(softmax_scale), shape.head_dim),
-            );
+            k.if_else(is_dv.uniform(), || round(1), || round(0));
         });
     }
 }
 
-fn body<'k, E: MmaElement + Widen>(
-    k: &'k Args<'k, Backward>,
-    Rounding { config, stored, split }: Rounding,
-    shape: &Shape,
-) {
+fn body<'k, E: SixteenBits>(k: &'k Args<'k, Backward>, Rounding { config, stored, split }: Rounding, shape: &Shape) {
     let (rows, partition) = (config.rows, Partition::new(&config, shape));
     let dq = k.writes::<E>(Name::Dq, ALIGNMENT);
     let sums = dq_sums(k, false);
@@ -153,7 +146,7 @@ struct RoundedTile<'k, E> {
     tile: SharedTile<'k, E>,
 }
 
-impl<'k, E: MmaElement + Widen> RoundedTile<'k, E> {
+impl<'k, E: SixteenBits> RoundedTile<'k, E> {
     fn declare(k: &'k KernelBuilder, rows: u32, width: u32) -> Self {
         // Padded, so that neither its rows nor its columns fall into one bank.
         let tile = k.shared_tile("rounded", TileShape::new(rows, width).padded(16 / E::BYTES));

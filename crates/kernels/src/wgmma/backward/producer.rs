@@ -1,19 +1,19 @@
 //! The producer: one thread copies K and V of the block's tile, and then Q and dO of each Q tile with the statistics of
 //! their rows, as fast as stages become free. Other warps of its warpgroup [store dQ](super::dq).
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::mbarrier::MBarrier;
 use flashcore_ir::pipeline::Producer;
 use flashcore_ir::tensor_copy::BoxAt;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, Val};
 
 use super::WGMMA_M;
-use super::kernel::{Context, MainLoop, Operand};
+use super::kernel::{Context, MainLoop};
 use super::scheduler::Tile;
+use crate::attention::softmax::SixteenBits;
 use crate::attention::tensor_rows::SequenceRows;
+use crate::wgmma::maps::Operand;
 
-impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+impl<'k, E: SixteenBits> Context<'k, '_, E> {
     pub(super) fn produce(&self, k: &'k KernelBuilder) {
         let warp = k.warp_idx();
         k.if_(warp.le(self.dq_warps()).uniform(), || {
@@ -34,10 +34,7 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
 
     fn copy_tiles(&self, k: &'k KernelBuilder, tile: &Tile<'k>) {
         let rows = self.levers.rows;
-        let rank = match self.main_loop {
-            MainLoop::Exchange(_) => Some(k.cluster_rank()),
-            MainLoop::Pingpong(_) => None,
-        };
+        let rank = self.partition.exchanges_ds.then(|| k.cluster_rank());
         let [keys, values] = [&self.keys, &self.values].map(|operand| Fill::new(operand, None));
         let [q, dout] = [&self.q, &self.dout].map(|operand| Fill::new(operand, rank));
         let at = |first_key| [first_key, tile.kv_head, tile.batch];
@@ -54,10 +51,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                 pending.set(0u32);
             });
         };
-        if rank.is_some() {
-            copy_v();
-        }
         if let (MainLoop::Exchange(exchange), Some(rank)) = (&self.main_loop, rank) {
+            copy_v();
             // K of the other block, in the columns of this block's part of dQ.
             let columns = k_rows.at(at(tile.first_key ^ WGMMA_M)).column(rank * (2 * apart));
             Fill::new(&exchange.other_keys, None).next(columns.slabs_apart(apart), &[]);
@@ -86,8 +81,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
                     None => of.at([row, head.index, tile.batch]),
                     Some(rank) => {
                         let (part, all) = (rows / self.levers.cluster, (1 << self.levers.cluster) - 1);
-                        of.at([rank.fma(part, row), head.index, tile.batch])
-                            .multicast(k.constant(all))
+                        let part = of.at([rank.fma(part, row), head.index, tile.batch]);
+                        part.multicast(k.constant(all))
                     }
                 };
                 let lse = || (self.lse_tile, lse.offset(row));
@@ -117,7 +112,7 @@ struct Fill<'k, 'o, E> {
     stages: Producer<'k>,
 }
 
-impl<'k, 'o, E: WgmmaElement> Fill<'k, 'o, E> {
+impl<'k, 'o, E: SixteenBits> Fill<'k, 'o, E> {
     #[track_caller]
     fn new(operand: &'o Operand<'k, E>, part: Option<Val<'k, u32>>) -> Self {
         let stages = operand.pipeline.producer();

@@ -1,8 +1,6 @@
 //! The tile scheduler of the backward pass: which tile of keys a block has, and the Q tiles that see it.
 
-use flashcore_ir::fragment::MmaElement;
 use flashcore_ir::inst::AtomOp;
-use flashcore_ir::wgmma::WgmmaElement;
 use flashcore_ir::{KernelBuilder, SharedTile, TileShape, Val};
 
 use super::kernel::Context;
@@ -11,6 +9,7 @@ use super::{WGMMA_M, tile_keys};
 use crate::attention::block_range::{Band, BlockOrder, BlockRange};
 use crate::attention::gradients::{DqSemaphore, tile_of};
 use crate::attention::index::Index;
+use crate::attention::softmax::SixteenBits;
 use crate::attention::tensor_rows::Sequence;
 use crate::wgmma::Config;
 
@@ -87,7 +86,7 @@ pub(super) fn take_ticket<'k>(
     ticket
 }
 
-impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
+impl<'k, E: SixteenBits> Context<'k, '_, E> {
     /// The tile of a block: its K/V head of all batches, its number in the head, and the number of tiles of a head. If
     /// several blocks [share the tile](super::split), also the block's number among them.
     #[track_caller]
@@ -174,9 +173,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
             share,
             sequence,
         };
-        tile.sequence
-            .params
-            .if_has_row(first_key, tile.sequence.params.seq_len_kv, || body(&tile));
+        let params = &tile.sequence.params;
+        params.if_has_row(first_key, params.seq_len_kv, || body(&tile));
     }
 
     /// Calls `body` with each query head of the tile's group whose Q tiles the block walks.
@@ -189,10 +187,8 @@ impl<'k, E: MmaElement + WgmmaElement> Context<'k, '_, E> {
         };
         k.for_uniform(first, end, 1, |i| {
             let head = tile.kv_head.fma(group_size, i);
-            let first = tile.sequence.first;
-            let first_row = self
-                .statistics
-                .head_row([self.params.num_heads, tile.batch, head], first);
+            let place = [self.params.num_heads, tile.batch, head];
+            let first_row = self.statistics.head_row(place, tile.sequence.first);
             let (from, to) = match &tile.share {
                 None => (k.constant(0i32), tile.q_tiles()),
                 Some(share) => share.iterations(i),

@@ -52,10 +52,11 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
     let (lo, hi) = (i64::from(range.lo), i64::from(range.hi));
     let seen_by = Band { lo, hi, len: keys }.inverse(queries);
     let group = problem.group_size() as i64;
-    let walks: Vec<i64> = (0..tiles)
-        .map(|index| q_tiles(&seen_by, index * i64::from(cols), keys, [config.rows, cols]).0)
-        .map(|range| group * (range.end - range.first).max(0))
-        .collect();
+    let walk = |index| {
+        let (range, _) = q_tiles(&seen_by, index * i64::from(cols), keys, [config.rows, cols]);
+        group * (range.end - range.first).max(0)
+    };
+    let walks: Vec<i64> = (0..tiles).map(walk).collect();
     let width = width_of(problem.head_dim().max(problem.head_dim_v()) as u32);
     let at_once = i64::from(heads_at_once(problem, width));
     let time = |blocks: u32| {
@@ -76,9 +77,8 @@ pub(super) fn blocks_of_tile(problem: &Problem, config: &Config, sms: u32) -> u3
     let alone = time(1);
     let is_worth = |time: i64| 100 * time < WORTH * alone;
     let least = walks.iter().sum::<i64>() * heads / at_a_time.max(1) + SHARED_START + SUMS;
-    let tried = BLOCKS
-        .into_iter()
-        .filter(|blocks| is_worth(least) && tiles * heads * i64::from(*blocks) <= WAVES * at_a_time);
+    let are_few = |blocks: &u32| tiles * heads * i64::from(*blocks) <= WAVES * at_a_time;
+    let tried = BLOCKS.into_iter().filter(|blocks| is_worth(least) && are_few(blocks));
     match tried.map(|blocks| (time(blocks), blocks)).min() {
         Some((time, blocks)) if is_worth(time) => blocks,
         _ => 1,
