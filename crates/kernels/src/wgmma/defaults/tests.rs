@@ -152,7 +152,7 @@ fn measured(file: &str) -> BTreeMap<String, (Problem, Vec<(Config, f64)>)> {
             _ => panic!("{line}"),
         };
         let sizes: Vec<usize> = sizes.iter().map(|size| size.parse().unwrap()).collect();
-        let config = Config::from_id(kernel.strip_prefix("wgmma/").unwrap()).unwrap();
+        let config = Config::from(FAMILY.read(kernel).unwrap());
         let time = if time.is_empty() { 1.0 } else { time.parse().unwrap() };
         let of = || (problem(sizes.clone().try_into().unwrap(), mask), Vec::new());
         let (_, times) = problems.entry((*name).to_string()).or_insert_with(of);
