@@ -1,5 +1,6 @@
 //! [`Attention`]: computes attention on a device. Its calls are in `call.rs`; from there the way to the driver is by
-//! `queue.rs`, `cuda/mod.rs` and `cuda/launch.rs`.
+//! `queue.rs`, `cuda/mod.rs` and `cuda/launch.rs`, then in crate cuda `plan.rs` (arguments of a launch), `function.rs`
+//! and `raw/launch.rs`.
 
 use std::fmt;
 use std::str::FromStr;

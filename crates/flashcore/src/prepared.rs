@@ -1,4 +1,5 @@
-//! [`Prepared`]: a task whose kernel is chosen and compiled.
+//! [`Prepared`]: a task whose kernel is chosen and compiled, for the caller to run. What a launch is prepared to is
+//! `PreparedLaunch` in `plan.rs` of crate cuda.
 
 use std::any::Any;
 #[cfg(feature = "cuda")]

@@ -63,10 +63,10 @@ pub(crate) struct Row<C> {
     #[serde(default)]
     pub softcap: bool,
     pub only: Option<Only>,
-    /// Time of a tile per key, relative to other rows for the same head_dim: of these the one with the smallest
-    /// makespan is taken, because a number of tiles may fit the SMs well with one tiling and badly with another.
-    /// `None`: the row is taken where it matches. Fitted to times of 161 problems, most of lengths that are no power of
-    /// two (`wgmma/defaults/measured`); head sizes and masks in between are taken to behave alike.
+    /// Time of a tile, of all its query rows together, per key, relative to other rows for the same head_dim: of these
+    /// the one with the smallest makespan is taken, because a number of tiles may fit the SMs well with one tiling and
+    /// badly with another. `None`: the row is taken where it matches. Fitted to times of 161 problems, most of lengths
+    /// that are no power of two (`wgmma/defaults/measured`); head sizes and masks in between are taken to behave alike.
     pub cost_per_key: Option<u64>,
     /// Its id is without the family's name.
     pub config: C,

@@ -1,4 +1,5 @@
-//! The configs nearest to the default of a problem: what is compared with it to see whether it is the best.
+//! Configs near the default of a problem: what is compared with it to see whether it is the best. The nearest card is
+//! in `card.rs`.
 
 use std::collections::HashSet;
 

@@ -244,8 +244,9 @@ impl<'k> RowParams<'k> {
     }
 }
 
-/// The pages of a sequence. A row's address is by `key_row`, or for tensor copies by `PagedRows::at`; what pages
-/// say is checked by `check_pages` on the host, and by `checks/kernel.rs` on the device.
+/// The pages of a sequence. A row's address is by `key_row`, or for tensor copies by `PagedRows::at`; what pages say is
+/// checked by `check_pages` of crate problem where the host has them, and on the device, if asked (`FLASHCORE_CHECK`),
+/// by `Paged::check` in `checks/kernel.rs`.
 #[derive(Clone, Copy)]
 pub(super) struct Pages<'k> {
     /// The sequence's row of the block table.

@@ -1,5 +1,5 @@
 //! The tile scheduler: which Q tiles a block computes and in which order, as work lists that the host makes and a
-//! persistent kernel reads.
+//! persistent kernel reads. Which K blocks of a tile need the mask is in `scheduler/item.rs`.
 //!
 //! Lists are made greedily, longest tile first (LPT): the longest remaining Q tile goes to the block with the least
 //! work. Heads are assigned in rounds, so that K and V of the heads of a round fit into the L2 cache. A kernel reads
