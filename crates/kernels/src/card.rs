@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_malformed_file_is_refused_with_its_row() {
-        let (name, text) = FILES[0];
+        let &(name, text) = FILES.iter().find(|(name, _)| *name == "h200.json").unwrap();
         for (good, bad, told) in [
             (
                 "\"sms\": 132",
@@ -255,20 +255,20 @@ mod tests {
 
     #[test]
     fn rows_know_their_lines() {
-        let (name, text) = FILES[0];
-        let card = Card::read(name, text).unwrap();
-        let wgmma = [&card.wgmma, &card.wgmma_e4m3, &card.wgmma_backward]
-            .into_iter()
-            .flatten();
-        let wgmma = wgmma.map(|row| (row.place, row.config.to_string(), row.why));
-        let mma = card.mma.iter().map(|row| (row.place, row.config.to_string(), row.why));
-        for (place, config, why) in wgmma.chain(mma) {
-            let number = place.strip_prefix("h200.json:").and_then(|rest| rest.split(',').next());
-            let line = text.lines().nth(number.unwrap().parse::<usize>().unwrap() - 1).unwrap();
-            assert!(
-                line.contains(&format!("\"{config}\"")) && line.contains(why),
-                "{place}: {line}"
-            );
+        for (name, text) in FILES {
+            let card = Card::read(name, text).unwrap();
+            let wgmma = [&card.wgmma, &card.wgmma_e4m3, &card.wgmma_backward];
+            let wgmma = wgmma.into_iter().flatten();
+            let wgmma = wgmma.map(|row| (row.place, row.config.to_string(), row.why));
+            let mma = card.mma.iter().map(|row| (row.place, row.config.to_string(), row.why));
+            for (place, config, why) in wgmma.chain(mma) {
+                let (file, number) = place.split(',').next().unwrap().split_once(':').unwrap();
+                let line = text.lines().nth(number.parse::<usize>().unwrap() - 1).unwrap();
+                assert!(
+                    file == *name && line.contains(&format!("\"{config}\"")) && line.contains(why),
+                    "{place}: {line}"
+                );
+            }
         }
     }
 
@@ -288,7 +288,11 @@ mod tests {
 
     #[test]
     fn a_chip_without_a_file_has_the_nearest_card() {
-        assert_eq!(estimated_from(Target::Sm80.into()), Some("NVIDIA H200"));
-        assert_eq!(estimated_from(Target::Sm90a.into()), None);
+        for card in Card::all() {
+            let chip = |sms| Chip { target: card.target, sms };
+            assert_eq!(estimated_from(chip(card.sms)), None);
+            // One multiprocessor more: nearest to itself.
+            assert_eq!(estimated_from(chip(card.sms + 1)), Some(card.card.as_str()));
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The backward pass on Hopper: [preprocess], the [main kernel](kernel), and [postprocess], which rounds dQ, and dK and
 //! dV where several blocks [share a tile](split).
 //!
-//! Tests: `tests.rs`; `backward*`, `wgmma_*`, `huge_scores` and `cost` of `lab/check/tests/it`, against float64 in the
-//! simulator; `bash .ci/run 'assemble kernels'` for registers and spills; on a GPU `backward::` of the crate flashcore.
+//! Tests: `tests.rs`; against float64 in the simulator `-p flashcore-check --test it -- backward wgmma_ huge_scores::
+//! cost::`; what is refused, `-p flashcore-cli --test it -- backward::`; registers and spills, `bash .ci/run 'assemble
+//! kernels'`; on a GPU `backward::` of the crate flashcore.
 
 mod ahead;
 mod consumer;
