@@ -9,7 +9,12 @@ fn main() -> io::Result<()> {
     let names: io::Result<Vec<_>> = fs::read_dir(&folder)?.map(|file| Ok(file?.file_name())).collect();
     let mut names = names?;
     names.sort();
-    let listed = names.iter().map(|name| format!("({name:?}, include_str!({:?})),\n", folder.join(name)));
+    let listed = names
+        .iter()
+        .map(|name| format!("({name:?}, include_str!({:?})),\n", folder.join(name)));
     let text = format!("&[{}]", listed.collect::<String>());
-    fs::write(Path::new(&env::var("OUT_DIR").map_err(io::Error::other)?).join("cards.rs"), text)
+    fs::write(
+        Path::new(&env::var("OUT_DIR").map_err(io::Error::other)?).join("cards.rs"),
+        text,
+    )
 }

@@ -289,7 +289,10 @@ mod tests {
     #[test]
     fn a_chip_without_a_file_has_the_nearest_card() {
         for card in Card::all() {
-            let chip = |sms| Chip { target: card.target, sms };
+            let chip = |sms| Chip {
+                target: card.target,
+                sms,
+            };
             assert_eq!(estimated_from(chip(card.sms)), None);
             // One multiprocessor more: nearest to itself.
             assert_eq!(estimated_from(chip(card.sms + 1)), Some(card.card.as_str()));

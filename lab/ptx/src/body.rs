@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::declare::SharedSymbol;
+use crate::entries::SharedSymbol;
 use crate::error::PtxError;
 use crate::words::{Word, Words};
 use rustc_hash::{FxHashMap, FxHashSet};

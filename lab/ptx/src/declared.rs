@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::declare::{MOST_DECLARED, PtxModule, SharedSymbol};
+use crate::entries::{MOST_DECLARED, PtxModule, SharedSymbol};
 use crate::error::PtxError;
 use crate::words::{Word, Words};
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::declare::SharedSymbol;
+use crate::entries::SharedSymbol;
 use crate::error::PtxError;
 use rustc_hash::FxHashSet;
 

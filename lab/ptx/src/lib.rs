@@ -5,8 +5,8 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod body;
-mod declare;
 mod declared;
+mod entries;
 mod error;
 mod flow;
 mod forms;
@@ -20,7 +20,7 @@ mod variable;
 mod words;
 
 pub use body::{Function, Instruction, Place, Registers};
-pub use declare::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
+pub use entries::{PtxEntry, PtxModule, PtxParam, SharedSymbol};
 pub use error::PtxError;
 pub use flow::{Block, Flow};
 pub use forms::{Bound, EXAMPLE_REGISTERS, Missing, Spelled, print, read, shape_of, spellings};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::declare::{PtxEntry, PtxModule, SharedSymbol};
+use crate::entries::{PtxEntry, PtxModule, SharedSymbol};
 use crate::error::PtxError;
 use rustc_hash::FxHashSet;
 use serde::Serialize;

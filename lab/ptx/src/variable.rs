@@ -1,6 +1,6 @@
 //! Variables of a module with their first values.
 
-use crate::declare::SharedSymbol;
+use crate::entries::SharedSymbol;
 use crate::error::PtxError;
 use crate::words::{Word, Words};
 
