@@ -9,8 +9,9 @@
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
 //! - [`museum`]: rebuilt failures with their findings.
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
-//! - [`saves`]: configs with less shared memory. [`levers`]: parts of ids. [`layout`]: swizzles and padding against bank
-//!   conflicts. [`pictures`]: shared memory over time, banks and warps as SVG.
+//! - [`saves`]: configs with less shared memory. [`levers`]: parts of ids.
+//! - [`layout`]: swizzles and padding against bank conflicts. [`pictures`]: shared memory over time,
+//!   banks and warps as SVG.
 //! - [`registers`]: registers of a kernel without a GPU. [`programs`]: finds programs such as the assembler.
 //! - [`sandbox`]: confines a process that runs a stranger's code, or compiles it.
 //! - [`cost`]: predicted times.
