@@ -266,7 +266,7 @@ pub(crate) fn work_lists(problem: &Problem, tiling: Tiling, seen: &KeyRange, sms
     };
     for index in 0..clusters.per_head {
         let first = (index * rows) as i64;
-        let whole = Tile::new(&visible, first, end, rows as u32, block);
+        let whole = Tile::new(visible, first, end, rows as u32, block);
         for split in 0..splits {
             let tile = match splits {
                 1 => &whole, // it is not copied

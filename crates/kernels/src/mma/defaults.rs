@@ -23,14 +23,8 @@ pub fn proposals(problem: &Problem, chip: impl Into<Chip>) -> Box<dyn Iterator<I
     let rows = card.mma.iter().filter(move |row| row.serves(problem, chip, card));
     Box::new(rows.map(move |row| {
         let shares_keys = row.config.pack_heads || is_decode;
-        let split = |config: Config| {
-            if shares_keys {
-                config.split_for(problem, chip.sms)
-            } else {
-                config
-            }
-        };
-        row.proposal().map(split)
+        let split = shares_keys.then(|| row.config.split_for(problem, chip.sms));
+        row.proposal().map(|config| split.unwrap_or(config))
     }))
 }
 

@@ -115,12 +115,8 @@ pub(crate) fn each_proposal(problem: &Problem, chip: Chip) -> Box<dyn Iterator<I
     let of_16_bits = dtype != DType::E4M3;
     let may_split = of_16_bits && problem.batch_invariant().is_none();
     let mut tilings = Tilings::new(problem, chip.sms);
-    let candidates = if of_16_bits {
-        times::candidates(&mut tilings, &card.times)
-    } else {
-        Vec::new()
-    };
-    let (whole, split) = times::fastest(&mut tilings, candidates, may_split);
+    let candidates = of_16_bits.then(|| times::candidates(&mut tilings, &card.times));
+    let (whole, split) = times::fastest(&mut tilings, candidates.unwrap_or_default(), may_split);
     let much = 10 * query_blocks(problem, 64) >= share * chip.sms as usize;
     // With few tiles family mma may be a tenth faster than whole ones.
     let least = whole.map_or(0, |whole| if much { whole.ps } else { 9 * whole.ps / 10 });

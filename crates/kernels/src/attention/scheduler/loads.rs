@@ -62,8 +62,8 @@ impl Loads {
         }
     }
 
-    /// Assigns an item to each of the clusters with the least to do, or to the first `left` of them: to whom, and to
-    /// how many.
+    /// Assigns an item to each of the clusters with the least to do, or to the first `left` of them: to whom, and how
+    /// many they are.
     fn assign_to_least(&mut self, cost: u64, left: u64) -> (Set, u64) {
         let least = self.loads[self.first].load;
         let of_least = self.loads[self.first..].iter().take_while(|of| of.load == least);
