@@ -257,9 +257,12 @@ impl<'k, 'b, E: SixteenBits> Warp<'k, 'b, E> {
     #[track_caller]
     pub(super) fn scores(&self, k_fragments: &Fragments<'k, E>, steps: Range<u32>) {
         self.scores.clear(steps.clone());
-        let at_once = if self.levers.q_in_registers { 1 } else { steps.len() };
-        for first in steps.clone().step_by(at_once) {
-            self.score_steps(k_fragments, first..first + at_once as u32);
+        if self.levers.q_in_registers {
+            steps
+                .clone()
+                .for_each(|step| self.score_steps(k_fragments, step..step + 1))
+        } else {
+            self.score_steps(k_fragments, steps.clone())
         }
         for step in steps {
             self.apply_score_mod(step);

@@ -275,8 +275,8 @@ const PLANTED: [(&str, KvLengths, usize, Operator, &str); 21] = [
     ("stale page, the next entry", PAGED_BOXES, 1, Operator::NextAccess, "block_table"),
     ("V from its second row on", KvLengths::Cache, 1, Operator::NextAccess, "v"),
     ("tiles are not written", PACKED, 1, Operator::DropStore, "workspace"),
-    ("V of the tile after", PACKED, 2, Operator::HeadOff, "fill_stage(cluster, self.v_tile"),
-    ("V from its second column on", PACKED, 2, Operator::RowOff, "fill_stage(cluster, self.v_tile"),
+    ("V of the tile after", PACKED, 2, Operator::HeadOff, "fill_stage(cluster, self.values.tile"),
+    ("V from its second column on", PACKED, 2, Operator::RowOff, "fill_stage(cluster, self.values.tile"),
     ("tiles of the first sequence in the place of another's", PACKED, 1, Operator::DropAddend, "first / cols + batch"),
     ("tiles of the first sequence for another", PACKED, 2, Operator::DropAddend, "tile_at(scales, &sequence"),
     ("scales of the next head", PACKED, 2, Operator::NextAccess, "v_scale"),
@@ -286,7 +286,7 @@ const PLANTED: [(&str, KvLengths, usize, Operator, &str); 21] = [
     ("the last key is not gathered", PAGED, 1, Operator::DropStore, "key.lt(end)"),
     ("a key that is not the one", PAGED, 1, Operator::OffsetOne, "first + n * groups"),
     ("keys of the first sequence for another", PAGED, 1, Operator::DropAddend, "first_row"),
-    ("a row of gathered keys further", PAGED, 2, Operator::RowOff, "fill_stage(cluster, self.k_tile"),
+    ("a row of gathered keys further", PAGED, 2, Operator::RowOff, "fill_stage(cluster, self.keys.tile"),
 ];
 
 #[test]

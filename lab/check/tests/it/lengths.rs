@@ -231,7 +231,7 @@ const PLANTED: [(&str, &str, KvLengths, Operator, &str); 30] = [
     ("wgmma: stale page, the next entry", WGMMA, PAGED_BOXES, Operator::NextAccess, "block_table"),
     ("wgmma: tail of V, and of K, in the last page", WGMMA, PAGED_BOXES, Operator::OnlyBound, ".min(page_size)"),
     ("wgmma: keys that end before their first one", WGMMA, PACKED, Operator::DropAddend, "rows.keys(&sequence)"),
-    ("wgmma: V from its second row on", WGMMA, KvLengths::Cache, Operator::RowOff, "fill_stage(cluster, self.v_tile"),
+    ("wgmma: V from its second row on", WGMMA, KvLengths::Cache, Operator::RowOff, "fill_stage(cluster, self.values.tile"),
     ("wgmma: length of the keys off by one in the mask", WGMMA, PACKED, Operator::BoundOne, "self.mask(rows, first_key)"),
 ];
 

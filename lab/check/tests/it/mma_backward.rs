@@ -124,7 +124,7 @@ const FAULTS: &[Fault] = &[
     Fault { name: "a query that does not see the key", operator: Operator::Unmask,
         place: "differentiate", object: "", found: None, at: "", of: "" },
     Fault { name: "dK is not scaled", operator: Operator::DropFactor,
-        place: "0 => value * scale", object: "", found: None, at: "", of: "" },
+        place: "{ value * scale }", object: "", found: None, at: "", of: "" },
     Fault { name: "P of other columns", operator: Operator::NextColumns,
         place: "dV += P*dO", object: "", found: None, at: "", of: "" },
 ];
@@ -207,7 +207,7 @@ const FAULTS_OF_DQ: &[Fault] = &[
     Fault { name: "a key that the query does not see", operator: Operator::Unmask,
         place: "differentiate", object: "", found: None, at: "", of: "" },
     Fault { name: "dQ is not scaled", operator: Operator::DropFactor,
-        place: "0 => value * scale", object: "", found: None, at: "", of: "" },
+        place: "{ value * scale }", object: "", found: None, at: "", of: "" },
 ];
 
 #[test]

@@ -47,7 +47,7 @@ const PLANTED: &[Fault] = &[
     Fault { name: "tail of the rows unmasked", operator: Operator::BoundOne,
         place: "k.if_(row.row.lt(params.seq_len_q).divergent()", object: "", found: Some(OutOfBounds), at: ".store_f32s(", of: "out" },
     Fault { name: "tail of the columns unmasked", operator: Operator::BoundOne,
-        place: "out.store(&mine", object: "", found: Some(BlockRace), at: ".store_f32s(", of: "out" },
+        place: "out.store(i,", object: "", found: Some(BlockRace), at: ".store_f32s(", of: "out" },
     Fault { name: "column clamp left out", operator: Operator::Unclamp,
         place: r#"k.verb("O += P·V""#, object: "", found: Some(OutOfBounds), at: r#"k.verb("O += P·V""#, of: "v_tile" },
     Fault { name: "buffer too small: P", operator: Operator::ShrinkBuffer,

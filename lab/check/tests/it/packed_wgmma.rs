@@ -263,8 +263,8 @@ fn lengths_on_the_device_are_right() {
 #[rustfmt::skip]
 const PLANTED: [(&str, usize, usize, Operator, &str); 8] = [
     ("the first row of the next sequence", 5, 1, Operator::NextAccess, "cu_seqlens_q"),
-    ("a box of Q from the next row on", 5, 1, Operator::RowOff, "self.q_tile.load_tma"),
-    ("a box of Q of the next head", 4, 1, Operator::HeadOff, "self.q_tile.load_tma"),
+    ("a box of Q from the next row on", 5, 1, Operator::RowOff, "self.q.tile.load_tma"),
+    ("a box of Q of the next head", 4, 1, Operator::HeadOff, "self.q.tile.load_tma"),
     ("rows stored as those of the next head", 8, 1, Operator::HeadOff, "out_tile.store_tma_part"),
     ("dead rows that are not zero", 5, 1, Operator::DropStore, "q_tile"),
     ("tiles of the rows that fill no warpgroup left out", 5, 0, Operator::DropAddend, "self.rows_of(&params"),

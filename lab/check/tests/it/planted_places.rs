@@ -45,7 +45,7 @@ fn a_wait_for_a_free_stage_is_found_where_a_stage_is_used_again() {
     let wait = |number| (Operator::DropPhaseWait, number);
     let few = (2, 64, 100, [64, 64], Mask::FULL);
     for (number, at, many) in [
-        (1, "self.k_tile", (4, 130, 200, [64, 64], Mask::FULL)),
+        (1, "self.keys.tile", (4, 130, 200, [64, 64], Mask::FULL)),
         (2, "q.acquire()", (48, 150, 100, [64, 64], Mask::FULL)),
     ] {
         assert_eq!(verdict(WGMMA, wait(number), at, few), Verdict::Clean, "{number}");

@@ -374,7 +374,7 @@ const FAULTS_OF_HELD_OPERANDS: &[Fault] = &[
     Fault { name: "delta is not subtracted", operator: Operator::DropAddend,
         place: "score_gradients", object: "", found: None, at: "", of: "" },
     Fault { name: "no proxy fence before dK is stored", operator: Operator::DropFence,
-        place: "self.store_dk(tile, dk, q,", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "q_tile" },
+        place: "self.store_dk(tile, dk, (q,", object: "", found: Some(FindingKind::MissingFence), at: "store_tma", of: "q_tile" },
 ];
 
 #[test]

@@ -177,9 +177,9 @@ const FAULTS_OF_PAIRS: &[Fault] = &[
     Fault { name: "K is given back to the own block twice", operator: Operator::OwnBlock,
         place: "release_and_advance(self.keys)", object: "", found: Some(FindingKind::Race), at: "load_tma", of: "k_tile" },
     Fault { name: "half of a tile of K comes to one block alone", operator: Operator::DropMulticast,
-        place: "self.k_tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+        place: "self.keys.tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "a block expects its own half of K alone", operator: Operator::HalfBytes,
-        place: "self.k_tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
+        place: "self.keys.tile, k_rows", object: "", found: Some(FindingKind::TransactionBytes), at: "wait_full", of: "" },
     Fault { name: "K is given back to one block alone", operator: Operator::DropArrive,
         place: "release_and_advance(self.keys)", object: "", found: Some(FindingKind::Deadlock), at: "acquire", of: "" },
 ];

@@ -1,6 +1,6 @@
 //! The end of a tile of keys: dK and dV go to their tensors, or, where blocks share the tile, are added to f32 sums.
 
-use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val, Var};
+use flashcore_ir::{Cache, GlobalPtr, SharedTile, Val};
 
 use super::ACC_ELEMENTS;
 use super::consumer::Warpgroup;
@@ -63,7 +63,6 @@ impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
         (through, stage): Stage<'k, E>,
     ) {
         let k = self.k;
-        let scaled = |value: Var<'k, f32>| scale.map_or_else(|| value.get(), |scale| value * scale);
         for first in (0..through.cols()).step_by(through.slab_cols() as usize) {
             let place = through.at_stage(stage, self.lane_key, self.lane_query + first);
             // The tensor map cuts off columns past head_dim.
@@ -71,7 +70,10 @@ impl<'k, E: SixteenBits> Warpgroup<'k, '_, E> {
             for column in (0..columns).step_by(ACC_COLS as usize) {
                 let at = through.across(place, column);
                 for half in 0..2 {
-                    let pair = sum.pair((first + column) / ACC_COLS, half).map(scaled);
+                    let pair = sum.pair((first + column) / ACC_COLS, half).map(|value| match scale {
+                        Some(scale) => value * scale,
+                        None => value.get(),
+                    });
                     let at = through.down(at, 8 * half as u32);
                     at.store_words(&[E::pack(pair[0], pair[1])], Cache::Default);
                 }

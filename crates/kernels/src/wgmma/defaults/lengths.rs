@@ -50,11 +50,8 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let causal = problem.mask().window_right.is_some();
     let tiles = problem.batch() * problem.num_heads() * usual_rows.div_ceil(64);
     let (long, fills) = (problem.seq_len_kv() > UNSCHEDULED_KEYS, tiles >= chip.sms as usize);
-    let whole = if usual_rows >= LEAST_USUAL_ROWS {
-        long || fills
-    } else {
-        long && !fills
-    };
+    let are_many = usual_rows >= LEAST_USUAL_ROWS;
+    let whole = if are_many { long || fills } else { long && !fills };
     // Keys of long prompts, where packed heads pay for another reason: a tile sees as many keys behind the diagonal as
     // it has queries.
     let prompt_keys = match problem.kv_lengths() {
