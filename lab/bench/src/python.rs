@@ -188,17 +188,19 @@ impl Python {
 pub fn check_package(command: &Build, package: &Build) -> Result<Option<String>, String> {
     let built = format!("the Python package flashcore_attn was built from {package}, this command from {command}");
     let are_known = [command, package].iter().all(|build| build.revision != UNKNOWN);
-    match are_known {
-        true if command.revision == package.revision => Ok(None),
-        false if command.version == package.version => Ok(Some(format!(
-            "{built}: the versions are the same, but with an unknown revision the kernels may differ"
-        ))),
-        _ => Err(format!(
-            "{built}, and the kernels timed with peers or Python functions are the package's: install the package of this \
-             command's source (in its clone, `pip install ./bindings/python`), or time neither peers (`--peers none`) nor \
-             Python functions"
-        )),
+    if are_known && command.revision == package.revision {
+        return Ok(None);
     }
+    if !are_known && command.version == package.version {
+        return Ok(Some(format!(
+            "{built}: the versions are the same, but with an unknown revision the kernels may differ"
+        )));
+    }
+    Err(format!(
+        "{built}, and the kernels timed with peers or Python functions are the package's: install the package of this \
+         command's source (in its clone, `pip install ./bindings/python`), or time neither peers (`--peers none`) nor \
+         Python functions"
+    ))
 }
 
 /// What of the environment a Python gets changed.

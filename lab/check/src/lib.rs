@@ -9,12 +9,11 @@
 //! - [`own`]: kernels of users, from PTX and a declaration of its arguments.
 //! - [`museum`]: rebuilt failures with their findings.
 //! - [`watch`]: values of any lane at any line, errors by stage, the first NaN or infinity.
-//! - [`saves`]: configs with less shared memory. [`levers`]: parts of ids.
-//! - [`layout`]: swizzles and padding against bank conflicts. [`pictures`]: shared memory over time,
-//!   banks and warps as SVG.
+//! - [`saves`]: configs with less shared memory. [`levers`]: parts of ids. [`layout`]: swizzles and padding against
+//!   bank conflicts. [`pictures`]: shared memory over time, banks and warps as SVG.
 //! - [`registers`]: registers of a kernel without a GPU. [`programs`]: finds programs such as the assembler.
 //! - [`sandbox`]: confines a process that runs a stranger's code, or compiles it.
-//! - [`cost`]: predicted times.
+//! - [`cost`]: predicted times. [`check_host_memory`]: whether the host holds the tensors of a problem.
 
 // Tests read what they wrote, and what lies in the repository.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
@@ -24,6 +23,7 @@ mod checked;
 pub mod cost;
 pub mod foreign;
 pub mod gate;
+mod host_memory;
 pub mod layout;
 pub mod levers;
 pub mod museum;
@@ -43,6 +43,7 @@ pub mod watch;
 
 pub use check::{CheckError, CheckOptions, check_plan, judge_elsewhere, log_of};
 pub use gate::{Gate, gate, gate_gradients, gate_rows, right_gradients, within};
+pub use host_memory::check_host_memory;
 pub use report::{CheckReport, Found, StepSize, Verdict};
 
 /// The README's Rust is compiled with the documentation tests.

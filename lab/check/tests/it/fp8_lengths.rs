@@ -326,11 +326,14 @@ fn hostile_values_touch_no_foreign_memory() {
         let masks = [Mask::FULL, Mask::window(Some(3), None).top_left()];
         let plans = masks.map(|mask| plan(&shape(kv_lengths).mask(mask)));
         for round in 0..12 {
-            let content = |spec: &BufferSpec| match Lengths::<i32>::NAMES.contains(&spec.name) {
-                true => (0..spec.bytes / 4)
-                    .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
-                    .collect(),
-                false => vec![0; spec.bytes as usize],
+            let content = |spec: &BufferSpec| {
+                if Lengths::<i32>::NAMES.contains(&spec.name) {
+                    (0..spec.bytes / 4)
+                        .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
+                        .collect()
+                } else {
+                    vec![0; spec.bytes as usize]
+                }
             };
             let (_, findings) = run_steps(&plans[round % 2], content);
             // Sequences that overlap write the same rows and tiles, a block's too; that is all there may be.

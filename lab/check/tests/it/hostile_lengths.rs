@@ -90,11 +90,14 @@ fn hostile_values_touch_no_foreign_memory() {
         let plans = masks.map(|mask| ragged(config, kv_lengths, mask));
         for round in 0..20 {
             let plan = &plans[round % 2];
-            let content = |spec: &BufferSpec| match Lengths::<i32>::NAMES.contains(&spec.name) {
-                true => (0..spec.bytes / 4)
-                    .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
-                    .collect(),
-                false => vec![0; spec.bytes as usize],
+            let content = |spec: &BufferSpec| {
+                if Lengths::<i32>::NAMES.contains(&spec.name) {
+                    (0..spec.bytes / 4)
+                        .flat_map(|_| rng.pick(&values).unwrap().to_le_bytes())
+                        .collect()
+                } else {
+                    vec![0; spec.bytes as usize]
+                }
             };
             let (_, findings) = run_steps(plan, content);
             // Sequences that overlap write the same rows; that is all there may be.

@@ -163,9 +163,10 @@ fn wrong_lengths_are_found_where_the_host_finds_them() {
             let host = problem.length_findings(&lengths.as_slices());
             let found = of_lengths(&problem, &lengths, &kernels, seed);
             arguments.extend(found.0.as_ref().map(argument));
-            match compare(found, &host, round < 3, &format!("{problem} of {lengths:?}")) {
-                true => wrong += 1,
-                false => right += 1,
+            if compare(found, &host, round < 3, &format!("{problem} of {lengths:?}")) {
+                wrong += 1
+            } else {
+                right += 1
             }
         }
     }
@@ -242,9 +243,10 @@ fn wrong_values_of_appends_are_found_where_the_host_finds_them() {
             let found = of_case(case, &kernels, seed);
             arguments.extend(found.0.as_ref().map(argument));
             let text = format!("seed {seed}, {what}, {:?} of {:?}", case.append, case.values());
-            match compare(found, &host, what == "one", &text) {
-                true => wrong += 1,
-                false => right += 1,
+            if compare(found, &host, what == "one", &text) {
+                wrong += 1
+            } else {
+                right += 1
             }
         }
     }

@@ -224,12 +224,13 @@ const PAGED: KvLengths = KvLengths::Paged {
 fn ragged(group: usize, packed_q: bool, kv_lengths: KvLengths, kernel: &str) -> Plan {
     let rows = 128 / group + 128usize.div_ceil(2 * group);
     let problem = chunk(group).batch(3).head_dim(32).seq_len_q(rows);
-    let problem = match packed_q {
-        true => problem.q_lengths(QLengths::Packed {
+    let problem = if packed_q {
+        problem.q_lengths(QLengths::Packed {
             total: 2 * rows + 1,
             used: true,
-        }),
-        false => problem,
+        })
+    } else {
+        problem
     };
     let chip = Chip {
         target: Target::Sm90a,

@@ -63,9 +63,10 @@ fn random_problem(rng: &mut Rng, cols: usize) -> ProblemBuilder {
     let tiles = rng.between(1, 2);
     let [rows, keys] = [128, cols].map(|tile| rng.between((tiles - 1) * tile + 1, tiles * tile));
     // Where tiles differ in their work, eight heads run at a time, and preprocess prepares two times as many.
-    let (heads, batch) = match mask == Mask::FULL {
-        true => (rng.between(2, 5), rng.between(3, 4)),
-        false => (8, 3),
+    let (heads, batch) = if mask == Mask::FULL {
+        (rng.between(2, 5), rng.between(3, 4))
+    } else {
+        (8, 3)
     };
     let head_dims = [64, 56, 48, 40, 32, 24, 16, 8];
     let problem = Problem::builder()
@@ -83,12 +84,11 @@ fn random_problem(rng: &mut Rng, cols: usize) -> ProblemBuilder {
         problem
     };
     // A full mask has no use for them.
-    match mask == Mask::FULL || rng.chance(0.5) {
-        true => problem,
-        false => {
-            let mut offset = || rng.between(0, 600) as i32 - 300;
-            problem.offsets(offset(), offset())
-        }
+    if mask == Mask::FULL || rng.chance(0.5) {
+        problem
+    } else {
+        let mut offset = || rng.between(0, 600) as i32 - 300;
+        problem.offsets(offset(), offset())
     }
 }
 

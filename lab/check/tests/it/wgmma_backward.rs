@@ -129,9 +129,10 @@ fn plan() -> Plan {
 
 pub(crate) fn planned(head_dim: usize, deterministic: bool, chip: impl Into<Chip>) -> Plan {
     // The sum of two numbers does not depend on their order: three tiles of keys.
-    let (keys, mask) = match deterministic {
-        true => (290, Mask::FULL),
-        false => (150, Mask::CAUSAL.top_left()),
+    let (keys, mask) = if deterministic {
+        (290, Mask::FULL)
+    } else {
+        (150, Mask::CAUSAL.top_left())
     };
     let builder = Problem::builder().heads(2, 1).seq_len_q(240).seq_len_kv(keys);
     let builder = builder.head_dim(head_dim).mask(mask).deterministic(deterministic);

@@ -100,9 +100,12 @@ fn product<T: Round>(way: Way, seed: u64, integers: bool) {
     let Way { n, depth, swizzle, .. } = way;
     let mut rng = Rng::new(seed);
     let mut matrix = |rows: u32, cols: u32| -> (Vec<T>, Vec<f64>) {
-        let value = |rng: &mut Rng| match integers {
-            true => rng.below(17) as f32 - 8.0,
-            false => 4.0 * rng.unit() - 2.0,
+        let value = |rng: &mut Rng| {
+            if integers {
+                rng.below(17) as f32 - 8.0
+            } else {
+                4.0 * rng.unit() - 2.0
+            }
         };
         (0..rows * cols).map(|_| T::round(value(&mut rng))).unzip()
     };

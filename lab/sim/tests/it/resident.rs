@@ -75,9 +75,10 @@ fn blocks_that_wait_for_each_other_are_a_deadlock() {
 fn chain(blocks: u32, is_reversed: bool) -> Case {
     let mut case = Case::new(1024, |k| {
         let (turn, sum) = (k.param_ptr_mut::<u32>("turn"), k.param_ptr_mut::<f32>("sum"));
-        let mine = match is_reversed {
-            true => k.constant(blocks - 1) - k.block_idx(0),
-            false => k.block_idx(0),
+        let mine = if is_reversed {
+            k.constant(blocks - 1) - k.block_idx(0)
+        } else {
+            k.block_idx(0)
         };
         k.if_(leads(k).divergent(), || {
             wait_for(k, || turn.load_acquire().eq(mine));
@@ -407,9 +408,10 @@ fn every_unordered_block_is_found() {
                 let word = data.offset(k.lane());
                 let block = k.block_idx(0);
                 k.if_(block.ne(0).uniform(), || {
-                    match reads {
-                        true => k.trace("word", word.load()),
-                        false => word.reduce_add(1u32),
+                    if reads {
+                        k.trace("word", word.load())
+                    } else {
+                        word.reduce_add(1u32)
                     }
                     k.sync_warp();
                     k.if_((leads(k) & block.ne(forgets)).divergent(), || count.add_release(1));

@@ -399,9 +399,10 @@ fn bank_conflicts_of_asynchronous_copies() {
             let input = k.param_ptr::<f32>("input");
             let tile = k.shared_tile::<f32>("tile", TileShape::new(32, 32).swizzled(Swizzle::B128));
             let lane = k.lane();
-            let place = match along_rows {
-                true => tile.at(lane / 8, lane % 8 * 4u32),
-                false => tile.at(lane, 4),
+            let place = if along_rows {
+                tile.at(lane / 8, lane % 8 * 4u32)
+            } else {
+                tile.at(lane, 4)
             };
             k.cp_async(place, input.offset(lane * 4), None);
             k.cp_async_commit();

@@ -193,9 +193,10 @@ fn table() -> Table {
         let (rows, cols) = id.strip_prefix("cpu/m").unwrap().split_once('n').unwrap();
         let (rows, cols): (f64, f64) = (rows.parse().unwrap(), cols.parse().unwrap());
         let us = 1.0 + (rows / 128.0).log2().abs() + (cols / 256.0).log2().abs();
-        match rows * cols < 200_000.0 {
-            true => timed.push(Row(id, us, us, us)),
-            false => broken.push(id),
+        if rows * cols < 200_000.0 {
+            timed.push(Row(id, us, us, us))
+        } else {
+            broken.push(id)
         }
     }
     Table {

@@ -30,9 +30,10 @@ fn every_run_writes_the_same_bits() {
             .iter()
             .map(|id| id.parse())
             .collect::<Result<Vec<Config>, _>>()?;
-        let configs: Vec<Option<&Config>> = match kernels.is_empty() {
-            true => vec![None],
-            false => kernels.iter().map(Some).collect(),
+        let configs: Vec<Option<&Config>> = if kernels.is_empty() {
+            vec![None]
+        } else {
+            kernels.iter().map(Some).collect()
         };
         let mut all = 0;
         for case in &problems::cases(problems, None)? {

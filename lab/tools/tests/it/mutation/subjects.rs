@@ -198,9 +198,10 @@ impl Subject {
         let builder = builder.dtype(self.dtype).mask(case.mask);
         let builder = builder.softmax_scale(case.scale * Problem::default_scale(self.head_dim));
         let [q, k, v, o] = layouts(batch, heads, kv_heads, rows, keys, self.head_dim);
-        match apart {
-            true => builder.layouts(q, k, v, o).build(),
-            false => builder.build(),
+        if apart {
+            builder.layouts(q, k, v, o).build()
+        } else {
+            builder.build()
         }
     }
 }

@@ -56,9 +56,12 @@ pub(super) fn all() -> Vec<Race> {
                             one_lane(k, || flag.store_release(1));
                         },
                         || {
-                            wait_for(k, || match clean {
-                                true => flag.load_acquire().eq(1),
-                                false => flag.atomic(AtomOp::Max, 0u32).eq(1),
+                            wait_for(k, || {
+                                if clean {
+                                    flag.load_acquire().eq(1)
+                                } else {
+                                    flag.atomic(AtomOp::Max, 0u32).eq(1)
+                                }
                             });
                             out.offset(mine).store(data.offset(mine).load() * 3);
                         },
@@ -73,9 +76,12 @@ pub(super) fn all() -> Vec<Race> {
                 let (sum, block) = (k.param_ptr_mut::<f32>("sum").offset(k.lane()), k.block_idx(0));
                 wait_for(k, || turn.load_acquire().eq(block));
                 sum.store(sum.load() + (block * 32 + k.lane() + 1).to_f32() * 0.1f32);
-                one_lane(k, || match clean {
-                    true => turn.store_release(block + 1),
-                    false => turn.add_relaxed(1),
+                one_lane(k, || {
+                    if clean {
+                        turn.store_release(block + 1)
+                    } else {
+                        turn.add_relaxed(1)
+                    }
                 });
             }),
         race("last_combines", "block-race")
@@ -98,9 +104,10 @@ pub(super) fn all() -> Vec<Race> {
                 let (next, out) = (k.param_ptr_mut::<u32>("next"), k.param_ptr_mut::<u32>("out"));
                 k.loop_(|l| {
                     let taken = k.var(0u32);
-                    one_lane(k, || match clean {
-                        true => taken.set(next.atomic(AtomOp::Add, 1u32)),
-                        false => {
+                    one_lane(k, || {
+                        if clean {
+                            taken.set(next.atomic(AtomOp::Add, 1u32))
+                        } else {
                             taken.set(next.load());
                             next.store(taken.get() + 1u32);
                         }
@@ -140,10 +147,7 @@ pub(super) fn all() -> Vec<Race> {
                 one_lane(k, || {
                     k.bulk_add(sum, tile.at(0, 0), 128u32);
                     k.bulk_commit();
-                    match clean {
-                        true => k.bulk_wait(0),
-                        false => k.bulk_wait_read(0),
-                    }
+                    if clean { k.bulk_wait(0) } else { k.bulk_wait_read(0) }
                 });
                 k.if_(ticket(k, count, true).eq(BLOCKS - 1).uniform(), || {
                     when(!clean, || one_lane(k, || k.bulk_wait(0)));

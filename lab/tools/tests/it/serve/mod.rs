@@ -172,9 +172,10 @@ fn judge(problem: &Problem, step: &Step, mirror: &Engine<'_>, out: &Tensor) -> R
     let want = reference_rows(problem, &host.q.view(), &k.view(), &v.view(), &lengths, &rows).map_err(said)?;
     others_untouched(&out.view(), rows).map_err(|gap| gap.to_string())?;
     let found = compare(problem, &out.view(), &want, Tolerance::of(problem.dtype())).map_err(said)?;
-    match found.passed || want.is_empty() {
-        true => Ok(()),
-        false => Err(found.to_string()),
+    if found.passed || want.is_empty() {
+        Ok(())
+    } else {
+        Err(found.to_string())
     }
 }
 

@@ -101,10 +101,7 @@ impl Server {
         let used = step.rows();
         [HEADS, KV_HEADS, KV_HEADS].map(|heads| {
             Tensor::from_fn(DType::BF16, [1, ROWS, heads, HEAD_DIM].into(), |_, row, _, _| {
-                match row < used {
-                    true => self.rng.normal(),
-                    false => f32::NAN,
-                }
+                if row < used { self.rng.normal() } else { f32::NAN }
             })
         })
     }
