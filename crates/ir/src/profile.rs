@@ -85,13 +85,6 @@ pub struct Chip {
     pub sms: u32,
 }
 
-impl Chip {
-    /// A chip with a multiprocessor for every tile: each has a block by itself, as tools that read work lists want it.
-    pub const fn with_one_tile_each(target: Target) -> Chip {
-        Chip { target, sms: u32::MAX }
-    }
-}
-
 impl From<Target> for Chip {
     /// A100, RTX 3090, L4, H100 and H200, B200, RTX 5090.
     fn from(target: Target) -> Chip {

@@ -1,7 +1,5 @@
 //! The ledger of shared memory: every buffer declared by name, none carved by hand.
 
-use std::fmt;
-
 use serde::Serialize;
 
 use crate::site::SiteId;
@@ -208,49 +206,4 @@ impl Ledger {
         self.buffers.push(buffer);
         BufferId(self.buffers.len() as u32 - 1)
     }
-}
-
-impl fmt::Display for Ledger {
-    /// A table of the buffers, a line each, and the sum. Padding counts what rows are padded by and
-    /// what alignment leaves free before a buffer. No line is longer than 100 columns.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.buffers.is_empty() {
-            return write!(f, "no shared memory");
-        }
-        let names: Vec<String> = self.buffers.iter().map(|b| shortened(&b.name)).collect();
-        let width = names.iter().map(|n| n.chars().count()).fold(6, usize::max);
-        writeln!(
-            f,
-            "{:>8}  {:>8}  {:<width$}  {:<28}  {:>7}  swizzle",
-            "offset", "bytes", "buffer", "shape", "padding"
-        )?;
-        for (b, name) in self.buffers.iter().zip(&names) {
-            let stages = match b.stages {
-                1 => String::new(),
-                n => format!("{n} stages × "),
-            };
-            let shape = format!("{stages}{} × {} {}", b.rows, b.cols, b.element.ptx());
-            let padding = b.padding_bytes() + b.gap_before;
-            let swizzle = format!("{:?}", b.swizzle).to_lowercase();
-            write!(
-                f,
-                "{:>8}  {:>8}  {name:<width$}  {shape:<28}  {padding:>7}  {swizzle}",
-                b.offset, b.bytes
-            )?;
-            match b.reuses {
-                Some(other) => writeln!(f, ", in {}", names[other.0 as usize])?,
-                None => writeln!(f)?,
-            }
-        }
-        let kind = if self.is_static { "static" } else { "dynamic" };
-        write!(f, "{:>8}  {:>8}  total, {kind}", "", self.total_bytes())
-    }
-}
-
-fn shortened(name: &str) -> String {
-    const MOST: usize = 14;
-    if name.chars().count() <= MOST {
-        return name.to_string();
-    }
-    name.chars().take(MOST - 1).chain(['…']).collect()
 }

@@ -298,9 +298,7 @@ impl Explained<'_> {
         self.add_launch(page, &card.chip.target.limits());
         page.fields("refused", &self.refusals);
         page.line(format_args!("\n{HEAD}Shared memory{HEAD:#}"));
-        for line in self.step.kernel.ledger().to_string().lines() {
-            page.line(format_args!("  {}", line.trim_end()));
-        }
+        memory::add_ledger(page, self.step.kernel.ledger());
         page.line(format_args!("\n{HEAD}Registers{HEAD:#}"));
         let registers = match &self.registers {
             Ok(found) => {

@@ -48,21 +48,6 @@ fn buffers_lie_where_alignment_puts_them() {
     assert_eq!(at(500), [""; 0]);
 }
 
-#[test]
-fn the_ledger_prints_within_100_columns() {
-    let extreme = build(|k| {
-        let whole = k.shared_tile::<bf16>("everything_that_there_is", TileShape::new(1024, 512).stages(12));
-        k.shared_tile_reusing::<bf16, _>("reused_everything", TileShape::new(1024, 512).stages(12), whole);
-    });
-    let text = extreme.ledger().to_string();
-    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-
-    let text = attention_tiles().ledger().to_string();
-    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-    insta::assert_snapshot!(text);
-    assert_eq!(build(|_| ()).ledger().to_string(), "no shared memory");
-}
-
 /// The case that cost a month elsewhere: 57,376 bytes of static shared memory, counted to the byte.
 #[test]
 fn static_memory_is_declared_with_its_size() {

@@ -13,7 +13,7 @@ impl Family {
     ///
     /// ```
     /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
+    /// let config = mma::Config::from(mma::FAMILY.read_levers("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap());
     /// let unswizzled = mma::Config { swizzled: false, ..config };
     /// assert!(mma::FAMILY.neighbours(&config.into()).contains(&unswizzled.into()));
     /// ```
@@ -25,7 +25,7 @@ impl Family {
     ///
     /// ```
     /// use flashcore_kernels::mma;
-    /// let config = mma::Config::from_id("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap();
+    /// let config = mma::Config::from(mma::FAMILY.read_levers("m128n64-w4x1-s2-b2-qreg-xor-cond").unwrap());
     /// let near = mma::FAMILY.near(&config.into(), 1);
     /// assert!(near.contains(&mma::Config { stages: 3, ..config }.into()));
     /// assert!(!near.contains(&mma::Config { stages: 4, ..config }.into()));

@@ -167,12 +167,6 @@ impl Config {
         self.cols / self.kv_warps
     }
 
-    /// The config of an id without the family's name, such as `m128n64-w4x1-s2-b2-qreg-xor-cond`, if it is one. Whether
-    /// its levers are allowed is [`Plan::new`](crate::Plan::new)'s to say.
-    pub fn from_id(id: &str) -> Option<Config> {
-        FAMILY.read_levers(id).map(Config::from)
-    }
-
     /// The same levers with as many splits of the keys as a card of `sms` multiprocessors asks for on this problem
     /// ([`fewest_splits`](crate::fewest_splits)), [`Self::min_blocks`] blocks running on each, or one. No share is
     /// shorter than what a block has on its way at once: that takes as long as one tile. A batch-invariant problem says

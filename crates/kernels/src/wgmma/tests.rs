@@ -192,7 +192,7 @@ fn two_blocks_an_sm_share_its_registers() {
     assert_eq!(blocks("wgmma/m64n64-s2-free-cond", 8).0, 8);
     let (two, ptx) = blocks("wgmma/m64n64-s2-free-cond-b2", 8);
     assert!(two == 16 && ptx.contains(".minnctapersm 2") && ptx.contains("setmaxnreg.inc.sync.aligned.u32 216"));
-    let with_one_tile_each = Chip::with_one_tile_each(target);
+    let with_one_tile_each = Chip { target, sms: u32::MAX };
     assert_eq!(of_chip("wgmma/m64n64-s2-free-cond-b2", with_one_tile_each).0, 32);
     let many = Problem::builder()
         .batch(2)

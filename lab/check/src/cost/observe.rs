@@ -198,8 +198,7 @@ impl Observation {
             Some((short, longer)) => {
                 let at = |len| -> Result<Vec<Simulated>, CheckError> {
                     let problem = one_head(problem, head.query_heads, Some(len))?;
-                    let chip = Chip::with_one_tile_each(plan.target);
-                    simulated(&Plan::with_cache(&problem, &plan.config, chip, kernels)?)
+                    simulated(&Plan::with_cache(&problem, &plan.config, one_tile_each(plan), kernels)?)
                 };
                 let along = (problem.seq_len_kv() - short) as f64 / (longer - short) as f64;
                 let pairs = at(short)?.into_iter().zip(at(longer)?);
@@ -335,6 +334,14 @@ struct Head {
     copies: f64,
 }
 
+/// The plan's architecture with a multiprocessor for every tile: each has a block by itself.
+fn one_tile_each(plan: &Plan) -> Chip {
+    Chip {
+        target: plan.target,
+        sms: u32::MAX,
+    }
+}
+
 impl Head {
     /// One query head if the launch has that multiple of its blocks; otherwise the query heads that
     /// share K and V.
@@ -343,7 +350,7 @@ impl Head {
         let attempt = |query_heads: usize| -> Result<Head, CheckError> {
             let small = one_head(problem, query_heads, None)?;
             Ok(Head {
-                plan: Plan::with_cache(&small, &plan.config, Chip::with_one_tile_each(plan.target), kernels)?,
+                plan: Plan::with_cache(&small, &plan.config, one_tile_each(plan), kernels)?,
                 query_heads,
                 copies: (heads / query_heads) as f64,
             })

@@ -89,7 +89,8 @@ fn swizzled_tiles_have_none() {
 fn tiles_as_they_lie_have_them() {
     for (head_dim, ways) in [(64, 8), (32, 4), (128, 8)] {
         let id = "m64n64-w4x1-s2-b1-qsh-lin-cond";
-        let report = counted(&problem(head_dim, head_dim), mma::Config::from_id(id).unwrap()).unwrap();
+        let config = mma::Config::from(mma::FAMILY.read_levers(id).unwrap());
+        let report = counted(&problem(head_dim, head_dim), config).unwrap();
         let conflicts = with_conflicts(&report);
         let at = |class| conflicts.iter().filter(|site| site.class == class).collect::<Vec<_>>();
         let loads = at(Class::LoadShared);
