@@ -11,14 +11,15 @@ use std::process::Command;
 
 /// Folders of crates, and what of a crate is source.
 const CRATES: [&str; 2] = ["crates", "lab"];
-const OF_A_CRATE: [&str; 6] = ["Cargo.toml", "build.rs", "cards", "data", "museum", "src"];
+const OF_A_CRATE: [&str; 5] = ["Cargo.toml", "cards", "data", "museum", "src"];
 /// Other sources. The package and the command have the same, so that their revisions can be compared.
-const OTHERS: [&str; 5] = [
+const OTHERS: [&str; 6] = [
     "Cargo.lock",
     "Cargo.toml",
     "bindings/python/Cargo.toml",
     "bindings/python/build.rs",
     "bindings/python/src",
+    "lab/cli/build.rs",
 ];
 /// Python's sources, which are watched file by file: its folder has compiled files, too.
 const PYTHON: &str = "bindings/python/python/flashcore_attn";

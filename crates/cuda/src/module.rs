@@ -75,8 +75,8 @@ impl Module {
     /// spills or drew performance warnings, unless `options` allow it; [`CudaError::ZeroByte`].
     ///
     /// # Safety
-    /// The facts have the parameters that the text declares: the driver reads as many arguments, and of each as many
-    /// bytes.
+    /// `kernels` are all kernels of the text, each with `Some` of the parameters that the text declares for it: the
+    /// driver reads as many arguments, and of each as many bytes. The first load of a text decides for all of them.
     #[allow(unsafe_code)]
     pub unsafe fn load(
         context: &Context,

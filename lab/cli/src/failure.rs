@@ -84,6 +84,13 @@ impl Failure {
         self
     }
 
+    /// With one more thing to do.
+    pub(crate) fn also(mut self, help: &str) -> Failure {
+        let before = self.help.map_or(String::new(), |before| before + "; ");
+        self.help = Some(before + help);
+        self
+    }
+
     pub(crate) fn is_usage(&self) -> bool {
         self.exit_code == USAGE
     }

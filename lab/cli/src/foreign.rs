@@ -126,10 +126,9 @@ impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let checked = self.check_launch(file, card, runs, as_json);
         checked.map_err(|failure| match self.launch.beside(file) {
-            Some(launch) if failure.is_usage() => failure.help(format!(
-                "beside it is {0}, which may be its launch: --launch {0}",
-                launch.display()
-            )),
+            Some(launch) if failure.is_usage() => {
+                failure.also(&format!("beside it lies a launch: --launch {}", launch.display()))
+            }
             _ => failure,
         })
     }

@@ -101,11 +101,11 @@ impl LaunchArgs {
             .any(|said| said.grid.is_some() || said.file.is_some())
     }
 
-    /// The file of launches beside a file of kernels, if none was named.
+    /// The launch beside a file of kernels, if none was named.
     pub(crate) fn beside(&self, kernels: &Path) -> Option<PathBuf> {
         let file = kernels.with_extension("toml");
         let is_named = self.launch.iter().any(|said| said.file.is_some());
-        (!is_named && file.is_file()).then_some(file)
+        (!is_named && LaunchFile::read(&file).is_ok()).then_some(file)
     }
 }
 

@@ -140,13 +140,14 @@ mod tests {
         });
         assert!(extreme.lines().all(|line| line.chars().count() <= 100), "{extreme}");
         // The tiles of a pipelined kernel: staged, swizzled, padded, reused.
-        insta::assert_snapshot!(shown(|k| {
+        let text = shown(|k| {
             k.shared_tile::<f32>("bias", TileShape::new(1, 3));
             let q = k.shared_tile::<f16>("q", TileShape::new(64, 64).swizzled(Swizzle::B128));
             k.shared_tile::<f16>("k", TileShape::new(64, 64).swizzled(Swizzle::B128).stages(2));
             k.shared_tile::<bf16>("v", TileShape::new(64, 64).padded(8).stages(2));
             k.shared_tile_reusing::<f32, _>("partial_sums_of_all_warps", TileShape::new(16, 64), q);
-        }));
+        });
+        insta::assert_snapshot!(text);
         assert_eq!(shown(|_| ()), "  no shared memory\n");
     }
 }

@@ -42,10 +42,10 @@ pub(crate) fn show(progress: Arc<Progress>, total: u64, what: String, estimate: 
 /// until then.
 pub(crate) fn watch(first: &str, line: impl Fn(Duration) -> String + Send + 'static) -> Shown {
     let is_terminal = std::io::stderr().is_terminal();
-    // `check` has refused another value.
     let interval = if is_terminal {
         Some(TICK)
     } else {
+        // `check` has refused another value.
         from_env().unwrap_or_default()
     };
     let Some(interval) = interval else { return Shown(None) };

@@ -266,7 +266,6 @@ fn arguments_must_match_the_parameters() {
     assert_eq!(prove_arguments(&KernelFacts::default(), [1, 2, 3].into_iter()), None);
 }
 
-/// The start of a launch's first buffer.
 #[test]
 fn buffers_must_be_there_long_enough_and_aligned() {
     let spec = |name, bytes| BufferSpec {

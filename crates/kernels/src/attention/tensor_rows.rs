@@ -76,12 +76,10 @@ impl RowsOf {
     /// Boxes of `rows` rows of a head, or as many as copies of pages have.
     #[track_caller]
     pub(crate) fn boxes<E: Element>(self, tile: SharedTile<'_, E>, rows: u32) -> TensorBox {
-        let rows = if let RowsOf::Pages(of_page) = self {
-            of_page
-        } else {
-            rows
-        };
-        let mut outer = self.packing().box_of(rows);
+        let mut outer = self.packing().box_of(match self {
+            RowsOf::Pages(rows) => rows,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => rows,
+        });
         if !self.heads_first() {
             outer.swap(0, 1);
         }
@@ -206,7 +204,7 @@ impl<'k> TensorRows<'k> {
     pub(crate) fn parts(&self, rows: u32) -> Option<u32> {
         match self.of {
             RowsOf::Pages(of_box) => Some(rows / of_box),
-            _ => None,
+            RowsOf::Batch(_) | RowsOf::Packed(_) | RowsOf::Cache | RowsOf::Transposed => None,
         }
     }
 }

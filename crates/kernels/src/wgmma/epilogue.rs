@@ -149,6 +149,7 @@ pub(super) struct StoreGroup<'k> {
     /// Number of the part, and its rows.
     part: Val<'k, u32>,
     rows: u32,
+    /// Those of a warp, of a warpgroup, or of all consumers, which are more.
     threads: u32,
 }
 

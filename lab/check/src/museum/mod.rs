@@ -80,19 +80,19 @@ pub struct Shown {
 
 /// All pieces, in historical order.
 pub static PIECES: LazyLock<Vec<Piece>> = LazyLock::new(|| {
-    let pieces = include_str!("../../museum/pieces.txt").split("\n\n").skip(1);
-    let piece = |text: &'static str| {
-        let mut lines = text.lines();
-        let mut line = || lines.next().unwrap_or_default();
-        Piece {
-            name: line(),
-            title: line(),
-            symptom: line(),
-            kind: line(),
-            file: line(),
-        }
+    let lines: Vec<&str> = include_str!("../../museum/pieces.txt").lines().collect();
+    let piece = |lines: &[&'static str]| match *lines {
+        [name, title, symptom, kind, file] => Piece {
+            name,
+            title,
+            symptom,
+            kind,
+            file,
+        },
+        // Tests read them all.
+        _ => panic!("pieces.txt: five lines a piece, and an empty one: {lines:?}"),
     };
-    pieces.map(piece).collect()
+    lines.split(|line| line.is_empty()).skip(1).map(piece).collect()
 });
 
 /// The piece with a name, with or without the prefix `museum/`.

@@ -19,6 +19,7 @@ fn marked(piece: &Piece, mark: &str) -> Option<u32> {
 
 #[test]
 fn every_piece_gives_its_finding_at_its_line() {
+    assert_eq!(PIECES.len(), 10);
     for piece in PIECES.iter() {
         let mistake = marked(piece, "MISTAKE");
         assert!(mistake.is_some(), "{}", piece.name);

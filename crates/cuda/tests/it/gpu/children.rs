@@ -68,6 +68,11 @@ pub(crate) fn warnings_are_remembered(bench: &Bench) -> Outcome {
 
 pub(crate) fn read_only_cache(_: &Bench) -> Outcome {
     let path = PathBuf::from("/proc/flashcore-no-such-cache");
+    ensure!(
+        std::fs::create_dir_all(&path).is_err(),
+        "{} can be written",
+        path.display()
+    );
     let text = child(
         "add",
         &[("CUDA_CACHE_PATH", path.clone()), ("FLASHCORE_CACHE_DIR", path)],

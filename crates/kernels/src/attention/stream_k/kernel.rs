@@ -6,7 +6,8 @@
 
 use flashcore_ir::{GlobalPtr, KernelBuilder, SharedTile, TileShape, Val, Var};
 
-use super::{MAX_SHARED, Places, ROW_TILE_WORDS, Schedule};
+use super::{MAX_SHARED, Places, ROW_TILE_WORDS, Schedule, Splits};
+use crate::Refusal;
 use crate::args::Args;
 use crate::attention::divisor::ParamDivisor;
 use crate::attention::forward::Forward;
@@ -107,6 +108,12 @@ pub(super) fn body<'k>(k: &'k Args<'k, Forward>, threads: u32, tiles: Tiles, sha
     let part = |name, of: fn(&Places) -> u64| k.part::<u32>(name, true, move |request| request.scheduled(of));
     let number = |name, of: fn(&Schedule) -> u32| k.try_number(name, move |request| Ok(of(request.schedule()?)));
     let divisor = |name, of: fn(&Schedule) -> u32| k.divisor(name, move |request| Ok(of(request.schedule()?)));
+    let of_split = |name, of: fn(&Splits) -> u32| {
+        let missing = || Refusal::Build("a schedule without splits".to_string());
+        k.try_number(name, move |request| {
+            request.schedule()?.splits.as_ref().map(of).ok_or_else(missing)
+        })
+    };
     let context = Context {
         k,
         threads,
@@ -136,12 +143,8 @@ pub(super) fn body<'k>(k: &'k Args<'k, Forward>, threads: u32, tiles: Tiles, sha
         by_writers: divisor("writers", Schedule::writers),
         splits: tiles.fixed_splits.then(|| {
             [
-                number("split_blocks", |schedule| {
-                    schedule.splits.map_or(0, |splits| splits.blocks)
-                }),
-                number("most_splits", |schedule| {
-                    schedule.splits.map_or(0, |splits| splits.most)
-                }),
+                of_split("split_blocks", |splits| splits.blocks),
+                of_split("most_splits", |splits| splits.most),
             ]
         }),
         warp_sums: k.shared_tile("warp_sums", TileShape::new(2 * MAX_EXCHANGED, threads / 32)),

@@ -43,7 +43,7 @@ pub(super) fn with_lengths(problem: &Problem, card: &'static Card, chip: Chip) -
     let head_dim = problem.head_dim().max(problem.head_dim_v());
     let size = Size::of(problem, chip);
     // Sizes that `mma` has such blocks for.
-    let has_blocks = size <= if head_dim <= 64 { Size::Medium } else { Size::Small };
+    let has_blocks = size == Size::Small || head_dim <= 64 && size <= Size::Medium;
     if has_few_rows(problem, chip) || is_short_chunk(problem, chip) && has_blocks {
         return Vec::new();
     }
