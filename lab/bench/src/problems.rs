@@ -431,12 +431,13 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_says_what_there_is() {
-        let error = cases("cannonical", None).unwrap_err().to_string();
+    fn names_are_of_sets_problems_and_members() {
+        let error = cases("cannonical", None).unwrap_err();
         assert!(
-            error.contains("canonical, llama, decode") && error.contains("small-causal"),
+            matches!(&error, BenchError::UnknownProblems(name) if name == "cannonical"),
             "{error}"
         );
+        assert!(set_names().contains(&"canonical"));
         let named = cases("vit-l16", Some(DType::BF16)).unwrap();
         assert_eq!(named[0].problem.dtype(), DType::BF16);
         let member = cases("d128-s4096-causal", Some(DType::BF16)).unwrap();

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use flashcore_bench::problem_text;
+use flashcore_bench::{problem_text, problems};
 use flashcore_check::foreign;
 use flashcore_ir::files;
 use flashcore_problem::NAMED_PROBLEMS;
@@ -128,7 +128,7 @@ pub(crate) fn binary(file: &Path, what: &str) -> Failure {
 pub(crate) fn similar_problems(given: &str) -> Vec<&'static str> {
     let close = |name: &str| !given.is_empty() && (name.starts_with(given) || strsim::levenshtein(name, given) <= 2);
     let names = NAMED_PROBLEMS.iter().map(|named| named.name);
-    names.filter(|name| close(name)).collect()
+    names.chain(problems::set_names()).filter(|name| close(name)).collect()
 }
 
 /// What a problem's text is that a shell has split.
@@ -151,6 +151,7 @@ mod tests {
     fn misspelled_problems_are_recognised() {
         assert_eq!(similar_problems("smoll"), ["small"]);
         assert_eq!(similar_problems("llama70b"), ["llama70b-prefill-4k"]);
+        assert_eq!(similar_problems("cannonical"), ["canonical"]);
         assert!(similar_problems("whisper").is_empty());
         assert!(similar_problems("").is_empty());
     }
