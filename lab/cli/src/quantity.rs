@@ -53,9 +53,17 @@ pub(crate) fn fields<'a>(text: &str, known: &[&'a str]) -> Result<Vec<(&'a str, 
     Ok(all)
 }
 
-/// A duration with its unit: `90s`, `5m`, `1h`, `7d`. `None` without a unit, or of one that is not above 0.
+/// A duration with its unit: `90s`, `5m`, `1h`, `7d`, `1w`. `None` without a unit, or of one that is not above 0.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, f64); 5] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)];
+    const DAY: f64 = 86_400.0;
+    const UNITS: [(&str, f64); 6] = [
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+        ("d", DAY),
+        ("w", 7.0 * DAY),
+    ];
     let text = text.trim();
     let timed = UNITS
         .iter()

@@ -34,6 +34,7 @@ const TYPED: &[(&str, i32, &str)] = &[
     ("list kernels naive-t128-v16", 2, "`flashcore list levers ID` explains"),
     ("list kernels wgmma", 0, "wgmma/m64n64-s2-free-spec"),
     ("list levers mma", 0, "query rows per block"),
+    ("tune show --since 1w", 0, "no run yet"),
     (
         "explain scalar/naive-t128-v16",
         2,
@@ -97,6 +98,14 @@ fn what_is_guessed_works_or_is_corrected() {
 
 /// Spellings of earlier versions, and what is said.
 const GONE: &[(&str, &str)] = &[
+    (
+        "bench --kv-heads 4",
+        "write the heads of K and V in the problem: `b2,h16/4,s1k,d96`",
+    ),
+    (
+        "gate --kv-heads 4",
+        "write the heads of K and V in the problem: `b2,h16/4,s1k,d96`",
+    ),
     (
         "bench --sweep",
         "`tune --strategy exhaustive` tries a space, and `bench` takes any number of kernels",
