@@ -176,7 +176,9 @@ pub(crate) fn run(args: &BenchArgs, given: &Given) -> Result<Outcome, Failure> {
     check_build(&report)?;
     let is_rejected = |result: &CaseResult| {
         let mut inspected = result.inspections.iter().flatten();
-        result.measurement.subjects.is_empty() || inspected.any(|found| !found.passed())
+        // A kernel by its id is wanted; of others, whatever is here.
+        let is_missing = result.absent.iter().any(|(label, _)| args.kernel.contains(label));
+        result.measurement.subjects.is_empty() || is_missing || inspected.any(|found| !found.passed())
     };
     let is_clean = !report.results.is_empty() && !report.results.iter().any(is_rejected) && report.failed.is_empty();
     Ok(Outcome::of(is_clean))

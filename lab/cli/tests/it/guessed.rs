@@ -73,6 +73,12 @@ const TYPED: &[(&str, i32, &str)] = &[
         2,
         "fa3 is not predicted: leave --peers out",
     ),
+    // A kernel that was named, and is not timed.
+    (
+        "bench tiny --device cpu --peers none --kernel cpu/m16n16,scalar/naive-t128-v16 --budget 10ms",
+        1,
+        "it runs on a GPU; ask for a CUDA device",
+    ),
     // Names.
     (
         "run smoll",
