@@ -126,9 +126,10 @@ impl RunArgs {
     pub(crate) fn check(&self, file: &Path, card: Card, runs: &Runs, as_json: bool) -> Result<Outcome, Failure> {
         let checked = self.check_launch(file, card, runs, as_json);
         checked.map_err(|failure| match self.launch.beside(file) {
-            Some(launch) if failure.is_usage() => {
-                failure.also(&format!("beside it lies a launch: --launch {}", launch.display()))
-            }
+            Some(launch) if failure.is_usage() => failure.also(&format!(
+                "there is a launch file beside it: --launch {}",
+                launch.display()
+            )),
             _ => failure,
         })
     }

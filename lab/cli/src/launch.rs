@@ -101,7 +101,7 @@ impl LaunchArgs {
             .any(|said| said.grid.is_some() || said.file.is_some())
     }
 
-    /// The launch beside a file of kernels, if none was named.
+    /// The launch file of the same name beside a file of kernels, if none was given.
     pub(crate) fn beside(&self, kernels: &Path) -> Option<PathBuf> {
         let file = kernels.with_extension("toml");
         let is_named = self.launch.iter().any(|said| said.file.is_some());

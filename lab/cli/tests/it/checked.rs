@@ -246,11 +246,16 @@ fn launches_that_make_no_sense_are_usage() {
     };
     let text = b".version 7.0 .target sm_80 .entry k(.param .u64 out) { ret; }";
     let own = file("own.ptx", text);
+    file("with.toml", b"grid = [1]\nblock = [32]\nargs = []");
     let partials = concat!(env!("CARGO_MANIFEST_DIR"), "/../check/museum/partials.ptx");
     let cases = [
         (
             format!("{own} --arg buf:4"),
             "give the threads of a block with --launch threads=N",
+        ),
+        (
+            file("with.ptx", text),
+            "threads=N; there is a launch file beside it: --launch",
         ),
         (partials.to_string(), "`out` (a pointer)"),
         (format!("{partials} --arg 7"), "argument 1 does not fit `out`"),
@@ -274,14 +279,9 @@ fn launches_that_make_no_sense_are_usage() {
         b".version 7.0 .target sm_80 .entry k() .reqntid 128 { ret; }",
     );
     let refused = flashcore(&format!("check {required} --launch threads=64"));
-    assert!(
-        refused.code == 1
-            && refused
-                .words()
-                .contains("launch it with 128 threads a block (`--launch threads=128`)"),
-        "{}",
-        refused.words()
-    );
+    let (code, said) = (refused.code, refused.words());
+    let mend = "launch it with 128 threads a block (`--launch threads=128`)";
+    assert!(code == 1 && said.contains(mend), "{code} {said}");
 }
 
 /// What is there under the name of a problem and is none, by every command that takes a problem.
